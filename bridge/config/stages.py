@@ -1,0 +1,257 @@
+"""The settings of each kind of stage. One class per kind; the line under a field is its documentation."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from bridge.config.base import Settings
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Betas = Annotated[tuple[float, float], Field(strict=False)]
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+# An input names another stage (an edge of the graph), `$model`, or a path.
+Input = Annotated[str, Field(min_length=1)]
+Inputs = Annotated[list[Input], Field(min_length=1), BeforeValidator(_as_list)]
+
+
+class Resources(Settings):
+    """What one element of the stage needs. Anything left out comes from the profile."""
+
+    cpus: Positive | None = None
+    """CPU cores for the element; also its number of threads."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """GPUs on one node."""
+    mem: Annotated[str, Field(pattern=r"^\d+[KMGT]$")] | None = None
+    """Memory on one node, such as `32G`."""
+    time: Annotated[str, Field(pattern=r"^(\d+h)?(\d+m)?(\d+s)?$", min_length=2)] | None = None
+    """Wall-clock limit, such as `12h`, `90m` or `1h30m`."""
+
+
+class Behavior(Settings):
+    """What BRIDGE injects into a worked solution (docs/igsm.md)."""
+
+    reflection: Fraction = 0.0
+    """Probability of trying a quantity that cannot be known yet, noticing it, and going back."""
+    subgoal: bool = False
+    """Write the arithmetic as a chain of one-operation rewrites."""
+    analysis: Annotated[int, Field(ge=0, le=4)] = 0
+    """How often the premise that defines a quantity is restated before it is used: 0 never … 4 almost always."""
+
+
+BEHAVIORS: dict[str, Behavior] = {
+    "vanilla": Behavior(),
+    "bridge": Behavior(reflection=0.1, subgoal=True, analysis=2),
+}
+
+
+def _named_behavior(value: object) -> object:
+    if isinstance(value, str):
+        if value not in BEHAVIORS:
+            raise ValueError(f"unknown behavior {value!r}; known: {', '.join(BEHAVIORS)}, or a mapping")
+        return BEHAVIORS[value]
+    return value
+
+
+class StageSettings(Settings):
+    """What every stage has."""
+
+    input_kinds: ClassVar[dict[str, str]] = {}
+    """Input field → the kind of artifact that it must name."""
+    output: ClassVar[str]
+    """The kind of artifact that the stage makes."""
+
+    resources: Resources = Resources()
+    """What one element needs; does not change what is computed, so it is no part of the fingerprint."""
+
+
+class DataSettings(StageSettings):
+    """Write one split of the experiment's task as Parquet."""
+
+    output: ClassVar[str] = "dataset"
+
+    kind: Literal["data"]
+    split: Literal["sft", "rl", "val", "test"]
+    """Which split. The splits of a task never share a problem. `sft` rows hold worked solutions."""
+    size: Positive
+    """Number of rows."""
+    behavior: Annotated[Behavior, BeforeValidator(_named_behavior)] = Behavior()
+    """`vanilla`, `bridge`, or a mapping of behavior settings. Only the wording changes, never the problems."""
+    tokenizer: bool = False
+    """Also build a tokenizer from the task's own vocabulary, for a model that starts from scratch."""
+    seed: int = 0
+    """Draws the problems and the wording. It does not follow the experiment's seed: all seeds train on one data set."""
+
+
+class InitSettings(StageSettings):
+    """A small Qwen2-architecture model from random init. Appears by itself when `model` is `{init: {...}}`."""
+
+    input_kinds: ClassVar[dict[str, str]] = {"tokenizer": "dataset"}
+    output: ClassVar[str] = "model"
+
+    kind: Literal["init"]
+    tokenizer: Input
+    """The data stage whose tokenizer (and so whose vocabulary) the model takes."""
+    hidden: Positive = 96
+    layers: Positive = 3
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    ffn: Positive = 256
+    """Width of the feed-forward layer."""
+    positions: Positive = 1024
+    """Longest sequence in tokens."""
+    init_std: Annotated[float, Field(gt=0)] = 0.05
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> InitSettings:
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise ValueError("hidden must be a multiple of heads, and heads a multiple of kv_heads")
+        return self
+
+
+class OptimizerSettings(StageSettings):
+    """AdamW, its schedule, and the bookkeeping that SFT and RL share."""
+
+    lr: Annotated[float, Field(gt=0)]
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps of linear warm-up."""
+    min_lr: Fraction = 0.0
+    """The learning rate at the last step, as a fraction of `lr` (linear and cosine)."""
+    betas: Betas = (0.9, 0.95)
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest gradient norm."""
+    micro_batch: Positive = 8
+    """Sequences in one forward pass. Changes memory and speed, not the result."""
+    save_every: Annotated[int, Field(ge=0)] = 50
+    """Steps between training checkpoints for resuming; 0 keeps only the last one."""
+    log_every: Positive = 10
+    """Steps between lines of metrics.jsonl and of the log."""
+    samples_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between sample tables (prompt, completion …); 0 writes none."""
+    wandb: str | None = None
+    """W&B project to log to. Offline unless WANDB_MODE says otherwise."""
+    seed: int = 0
+
+
+class SftSettings(OptimizerSettings):
+    """Supervised fine-tuning on the worked solutions of a dataset."""
+
+    input_kinds: ClassVar[dict[str, str]] = {"model": "model", "data": "dataset", "eval_data": "dataset"}
+    output: ClassVar[str] = "checkpoint"
+
+    kind: Literal["sft"]
+    model: Input
+    data: Input
+    eval_data: Input | None = None
+    """A dataset with worked solutions to report the loss on."""
+    eval_every: Positive = 100
+    """Steps between two evaluations of the loss."""
+    epochs: Positive | None = None
+    """Passes over the data. Give this or `steps`."""
+    steps: Positive | None = None
+    """Optimizer steps. Give this or `epochs`."""
+    batch: Positive = 128
+    """Sequences in one optimizer step."""
+    loss_on: Literal["response", "all"] = "response"
+    """Which tokens count: the response with its end-of-sequence token, or the prompt as well."""
+    max_length: Positive = 2048
+    """Longest sequence in tokens; longer ones are cut on the right and counted."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> SftSettings:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give exactly one of epochs and steps")
+        return self
+
+
+class RlSettings(OptimizerSettings):
+    """Reinforcement learning with a verifiable reward (GRPO)."""
+
+    input_kinds: ClassVar[dict[str, str]] = {"model": "model", "data": "dataset"}
+    output: ClassVar[str] = "checkpoint"
+
+    kind: Literal["rl"]
+    model: Input
+    data: Input
+    algorithm: Literal["grpo"] = "grpo"
+    steps: Positive
+    """Rollout batches. Each gives `minibatches` optimizer steps."""
+    prompts: Positive = 32
+    """Prompts in one rollout batch."""
+    group: Annotated[int, Field(ge=2)] = 8
+    """Completions of each prompt."""
+    minibatches: Positive = 1
+    """Optimizer steps on each rollout batch."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_new_tokens: Positive = 512
+    clip_ratio: Annotated[float, Field(gt=0)] = 0.2
+    """The probability ratio is clipped to 1 ± this."""
+    kl: Annotated[float, Field(ge=0)] = 0.0
+    """Coefficient of the k3 estimate of KL(policy ‖ starting model)."""
+    mask_truncated: bool = False
+    """Leave completions that hit `max_new_tokens` out of the loss; otherwise they count with their reward."""
+    format_reward: Annotated[float, Field(ge=0)] = 0.0
+    """Added to the reward of a completion with one think block and one answer block."""
+    rollout_batch: Positive = 256
+    """Sequences that the sampler holds at once."""
+
+
+class ConvertSettings(StageSettings):
+    """A training checkpoint to a safetensors model. Appears by itself between a checkpoint and a stage that wants a model."""
+
+    input_kinds: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint"}
+    output: ClassVar[str] = "model"
+
+    kind: Literal["convert"]
+    checkpoint: Input
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the floating-point weights; `auto` keeps the stored one."""
+
+
+class EvalSettings(StageSettings):
+    """Sample, grade, score."""
+
+    input_kinds: ClassVar[dict[str, str]] = {"model": "model", "data": "dataset"}
+    output: ClassVar[str] = "eval"
+
+    kind: Literal["eval"]
+    model: Inputs
+    """One model or several; each is an element of its own."""
+    data: Input
+    samples: Positive = 8
+    """Answers sampled for each problem."""
+    limit: Positive | None = None
+    """Only the first so many problems."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 is greedy decoding."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: Positive = 512
+    rollout_batch: Positive = 256
+    """Sequences that the sampler holds at once. Changes memory and speed only."""
+    seed: int = 0
+
+
+Stage = Annotated[
+    DataSettings | InitSettings | SftSettings | RlSettings | ConvertSettings | EvalSettings,
+    Field(discriminator="kind"),
+]
+STAGE_KINDS: dict[str, type[StageSettings]] = {
+    "data": DataSettings,
+    "init": InitSettings,
+    "sft": SftSettings,
+    "rl": RlSettings,
+    "convert": ConvertSettings,
+    "eval": EvalSettings,
+}

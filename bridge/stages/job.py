@@ -1,0 +1,58 @@
+"""What a stage program is given, and how it says that it stops early."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from bridge.config.stages import StageSettings
+from bridge.config.tasks import TaskSettings
+
+EXIT_SEALED = 0
+EXIT_FAILED = 1
+EXIT_REQUEUE = 75
+
+
+class StoppedEarly(Exception):
+    """The stage saved its state and wants to be started again (exit code 75)."""
+
+
+class StopFlag:
+    """Set by the signals that announce the end of a job; a stage looks at it between two steps.
+
+    The handler only sets a flag, so it may run twice and at any moment.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def listen(self) -> None:
+        """Catch USR2 (the scheduler's warning), TERM (preemption, cancel) and INT."""
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._set)
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """One element of one stage: everything that the stage program needs to know.
+
+    A stage writes its result into `out` and whatever it needs for resuming into `scratch`. Both survive a
+    kill. When the program returns, `out` is sealed and published, and `scratch` is thrown away.
+    """
+
+    label: str
+    """`STAGE/ELEMENT`, for messages."""
+    settings: StageSettings
+    task: TaskSettings
+    inputs: Mapping[str, Path]
+    """Input field → folder of the artifact (or a path, or a hub name as it was written)."""
+    out: Path
+    scratch: Path
+    threads: int
+    stop: StopFlag = field(default_factory=StopFlag)
