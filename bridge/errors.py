@@ -9,5 +9,5 @@ class UserError(Exception):
     """
 
 
-class WorkFailed(Exception):
+class WorkFailedError(Exception):
     """The request was fine but the work failed. The command line exits with code 1."""

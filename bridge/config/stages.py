@@ -209,7 +209,7 @@ class RlSettings(OptimizerSettings):
 
 
 class ConvertSettings(StageSettings):
-    """A training checkpoint to a safetensors model. Appears by itself between a checkpoint and a stage that wants a model."""
+    """A training checkpoint to a safetensors model. Appears by itself between the two."""
 
     input_kinds: ClassVar[dict[str, str]] = {"checkpoint": "checkpoint"}
     output: ClassVar[str] = "model"

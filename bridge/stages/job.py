@@ -16,7 +16,7 @@ EXIT_FAILED = 1
 EXIT_REQUEUE = 75
 
 
-class StoppedEarly(Exception):
+class StopEarlyError(Exception):
     """The stage saved its state and wants to be started again (exit code 75)."""
 
 
