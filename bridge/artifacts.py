@@ -1,0 +1,126 @@
+"""Artifacts: sealed or absent.
+
+A directory is an artifact only if `SEAL.json` in it is valid. A producer works in a temporary sibling; the seal is
+written last, everything is flushed to disk, and one rename publishes the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import UserError
+
+SEAL = "SEAL.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What `SEAL.json` holds."""
+
+    kind: str
+    """dataset, checkpoint, model, eval …"""
+    format: int
+    fingerprint: str
+    """Of everything that made the artifact: settings, inputs' fingerprints, code."""
+    made_by: str
+    """RUN/STAGE/ELEMENT."""
+    files: Mapping[str, Mapping[str, Any]]
+    """Relative path → size in bytes and SHA-256."""
+    summary: Mapping[str, Any]
+    """What the stage says about its result."""
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def seal(folder: Path, kind: str, fingerprint: str, made_by: str, summary: Mapping[str, Any]) -> Seal:
+    """Flush every file of `folder` to disk and write its seal. The folder is not yet published."""
+    (folder / SEAL).unlink(missing_ok=True)
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(p for p in folder.rglob("*") if not p.is_dir()):
+        if path.is_symlink() or not path.is_file():
+            raise ValueError(f"{path}: an artifact holds plain files only")
+        _flush(path)
+        files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
+    result = Seal(kind, FORMAT, fingerprint, made_by, files, summary)
+    temporary = folder / (SEAL + ".tmp")
+    temporary.write_text(json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _flush(temporary)
+    temporary.replace(folder / SEAL)
+    for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
+        _flush(path)
+    return result
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Make a sealed folder visible under its final name, by one rename.
+
+    Raises:
+        FileExistsError: something else stands there and is not empty.
+    """
+    if not (folder / SEAL).is_file():
+        raise ValueError(f"{folder}: not sealed")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.rename(target)
+    except OSError as error:
+        raise FileExistsError(f"{target}: cannot be published: {error.strerror}") from error
+    _flush(target.parent)
+
+
+def read_seal(folder: Path) -> Seal | None:
+    """The seal of a folder, or None if it has none that can be read. Files are not looked at."""
+    try:
+        value = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        return Seal(**value) if value["format"] == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def is_sealed(folder: Path, fingerprint: str) -> bool:
+    """Whether an artifact with this fingerprint stands there, by its seal alone (no file is read)."""
+    found = read_seal(folder)
+    return found is not None and found.fingerprint == fingerprint
+
+
+def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
+    """The seal of an artifact of this kind whose files are all there and whole.
+
+    Raises:
+        UserError: the folder is no artifact, of another kind, or a file is missing or was changed.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder")
+    found = read_seal(folder)
+    if found is None:
+        raise UserError(f"{folder}: is no artifact: it has no valid {SEAL}")
+    if found.kind != kind:
+        raise UserError(f"{folder}: is a {found.kind}, but a {kind} is wanted")
+    for name, facts in found.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{folder}: damaged: the file {name} is missing")
+        if path.stat().st_size != facts["size"] or (digests and file_digest(path) != facts["sha256"]):
+            raise UserError(f"{folder}: damaged: the file {name} was changed after it was sealed")
+    return found
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

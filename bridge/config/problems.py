@@ -1,0 +1,56 @@
+"""Turns what pydantic reports into sentences that name the file, the line, the field and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel, ValidationError
+
+from bridge.errors import UserError
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or the list of what is known when nothing is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def sentences(
+    error: ValidationError, keys: Mapping[tuple[str | int, ...], Iterable[str]], kinds: Iterable[str] = ()
+) -> list[tuple[list[str | int], str]]:
+    """(path, sentence) for each problem. `keys` maps a path to the keys that may stand there."""
+    kinds = list(kinds)
+    found = []
+    for item in error.errors(include_url=False):
+        path = [part for part in item["loc"] if part != "[key]"]
+        kind = item["type"]
+        if kind == "extra_forbidden":
+            valid = keys.get(tuple(path[:-1]), ())
+            text = f"unknown key{nearest(str(path[-1]), valid)}"
+        elif kind == "missing":
+            text = "is required"
+        elif kind == "union_tag_invalid":
+            path.append("kind")
+            text = f"unknown kind {item['ctx']['tag']!r}{nearest(item['ctx']['tag'], kinds)}"
+        elif kind == "union_tag_not_found":
+            path.append("kind")
+            text = f"is required; known: {', '.join(kinds)}"
+        elif kind == "value_error":
+            text = str(item["ctx"]["error"])
+        else:
+            text = item["msg"][0].lower() + item["msg"][1:]
+            if not isinstance(item["input"], dict | BaseModel):
+                text += f", but it is {item['input']!r}"
+        found.append((path, text))
+    return found
+
+
+def refuse(name: str, problems: list[str]) -> UserError:
+    """One error for all problems of a file."""
+    if len(problems) == 1:
+        return UserError(f"{name}: {problems[0]}" if not problems[0].startswith(name) else problems[0])
+    return UserError(f"{name}: {len(problems)} problems\n" + "\n".join(f"  {p}" for p in problems))

@@ -1,0 +1,371 @@
+"""Experiment → graph → arrays. Pure: no file system, no clock, no scheduler; the same input gives the same output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.config.experiment import Experiment, Point, init_settings
+from bridge.config.problems import nearest
+from bridge.config.stages import ConvertSettings, StageSettings
+from bridge.config.tasks import TaskSettings
+from bridge.errors import UserError
+
+FORMAT = 1  # of the artifacts; a new number makes every fingerprint new
+BASE = "base"  # the implicit stage that makes `$model` from scratch
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An input that is the artifact of another element."""
+
+    stage: str
+    element: int
+
+
+@dataclass(frozen=True)
+class External:
+    """An input from outside the experiment: a path or a hub name, as it was written."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Element:
+    """One job: one stage at the points of the sweep that agree on everything that matters to it."""
+
+    label: str
+    """What tells it apart from its siblings: sweep values, and the model's name in an `eval`."""
+    settings: StageSettings
+    task: TaskSettings
+    inputs: tuple[tuple[str, Edge | External], ...]
+
+    def parents(self) -> Iterator[Edge]:
+        return (source for _, source in self.inputs if isinstance(source, Edge))
+
+
+@dataclass(frozen=True)
+class StageNode:
+    """A stage over all its elements."""
+
+    name: str
+    kind: str
+    elements: tuple[Element, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All stages, each after the stages that it needs."""
+
+    name: str
+    stages: tuple[StageNode, ...]
+
+    def stage(self, name: str) -> StageNode:
+        for node in self.stages:
+            if node.name == name:
+                return node
+        raise UserError(f"there is no stage {name!r}{nearest(name, [s.name for s in self.stages])}")
+
+    def parents(self) -> dict[str, tuple[tuple[Edge, ...], ...]]:
+        """The edges alone, as `arrays` wants them."""
+        return {node.name: tuple(tuple(e.parents()) for e in node.elements) for node in self.stages}
+
+    def all_elements(self) -> Iterator[tuple[str, int, Element]]:
+        for node in self.stages:
+            for index, element in enumerate(node.elements):
+                yield node.name, index, element
+
+
+def canonical(value: Any) -> str:
+    """JSON with one spelling, for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value, in hexadecimal."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+# ---- experiment → graph
+
+
+def build(points: Sequence[Point], name: str) -> Graph:
+    """The graph of an experiment.
+
+    A stage gets one element for each combination of sweep values that changes its own settings or anything
+    upstream of it; points that agree on these share the element. `name` is the file, for messages.
+
+    Raises:
+        UserError: an input names nothing, the wrong kind of artifact, or the inputs form a circle.
+    """
+    completed = [_with_implicit_stages(point.experiment, name) for point in points]
+    order = _order(completed[0], name)
+    placed: dict[tuple[str, int, int], int] = {}  # (stage, point, variant) → element
+    nodes = []
+    for stage in order:
+        elements: dict[str, Element] = {}
+        labels: dict[str, list[dict[str, Any]]] = {}
+        for variant in range(len(_variants(completed[0][stage]))):
+            for number, point in enumerate(points):
+                element = _element(completed[number][stage], variant, number, placed, points[number], name)
+                key = canonical(_identity(element))
+                elements.setdefault(key, element)
+                labels.setdefault(key, []).append(dict(point.values))
+                placed[stage, number, variant] = list(elements).index(key)
+        shown = [
+            Element(_label(element, labels[key], points), element.settings, element.task, element.inputs)
+            for key, element in elements.items()
+        ]
+        nodes.append(StageNode(stage, shown[0].settings.kind, tuple(shown)))  # type: ignore[attr-defined]
+    return Graph(points[0].experiment.name, tuple(nodes))
+
+
+def _with_implicit_stages(experiment: Experiment, name: str) -> dict[str, StageSettings]:
+    """The stages of one point with inputs checked, `base` added for `{init: …}`, and `convert_X` where needed."""
+    stages: dict[str, StageSettings] = dict(experiment.stages)
+    scratch = init_settings(experiment, name)
+    if scratch is not None:
+        if BASE in stages:
+            raise UserError(f"{name}: stages.{BASE}: this name is kept for the model that `model.init` makes")
+        stages[BASE] = scratch
+    for stage, settings in list(stages.items()):
+        for field, wanted in settings.input_kinds.items():
+            value = getattr(settings, field)
+            if value is None:
+                continue
+            where = f"model.init.{field}" if stage == BASE else f"stages.{stage}.{field}"
+            names = [value] if isinstance(value, str) else value
+            found = [_source(n, wanted, stages, experiment, f"{name}: {where}") for n in names]
+            stages[stage] = stages[stage].model_copy(update={field: found[0] if isinstance(value, str) else found})
+    return stages
+
+
+def _source(text: str, wanted: str, stages: dict[str, StageSettings], experiment: Experiment, where: str) -> str:
+    """The name of the stage that serves an input, or the text itself for one from outside. Adds a convert stage."""
+    if text == "$model":
+        if not isinstance(experiment.model, str):
+            text = BASE
+        elif wanted == "model":
+            return experiment.model
+    elif text.startswith("$"):
+        raise UserError(f"{where}: {text!r} is unknown; the only name with a dollar sign is $model")
+    if text not in stages:
+        if is_external(text):
+            return text
+        raise UserError(
+            f"{where}: there is no stage {text!r}{nearest(text, stages)} (a path holds a slash, such as ./{text})"
+        )
+    made = stages[text].output
+    if made == wanted:
+        return text
+    if made == "checkpoint" and wanted == "model":
+        convert = f"convert_{text}"
+        existing = stages.get(convert)
+        if existing is None:
+            stages[convert] = ConvertSettings(kind="convert", checkpoint=text)
+        elif not isinstance(existing, ConvertSettings) or existing.checkpoint != text:
+            raise UserError(f"{where}: needs {text!r} converted, but the name {convert!r} is taken by another stage")
+        return convert
+    raise UserError(f"{where}: wants a {wanted}, but {text!r} makes a {made}")
+
+
+def is_external(text: str) -> bool:
+    """Whether an input is a path or hub name rather than the name of a stage."""
+    return "/" in text or text.startswith((".", "~"))
+
+
+def _variants(settings: StageSettings) -> list[dict[str, str]]:
+    """The inputs of each element that one point gives: one, except where an input is a list of names."""
+    single = {f: getattr(settings, f) for f in settings.input_kinds if isinstance(getattr(settings, f), str)}
+    for field in settings.input_kinds:
+        value = getattr(settings, field)
+        if isinstance(value, list):
+            return [{**single, field: name} for name in value]
+    return [single]
+
+
+def _order(stages: Mapping[str, StageSettings], name: str) -> list[str]:
+    """Stages so that each comes after its inputs; otherwise in the order of the file."""
+    needs = {
+        stage: {text for variant in _variants(settings) for text in variant.values() if text in stages}
+        for stage, settings in stages.items()
+    }
+    order: list[str] = []
+    while len(order) < len(stages):
+        ready = [stage for stage in stages if stage not in order and needs[stage] <= set(order)]
+        if not ready:
+            raise UserError(f"{name}: stages: the inputs form a circle: {' → '.join(_circle(needs, set(order)))}")
+        order.append(ready[0])
+    return order
+
+
+def _circle(needs: Mapping[str, set[str]], placed: set[str]) -> list[str]:
+    path = [next(stage for stage in needs if stage not in placed)]
+    while True:
+        following = min(needs[path[-1]] - placed)
+        if following in path:
+            return [*path[path.index(following) :], following]
+        path.append(following)
+
+
+def _element(
+    settings: StageSettings,
+    variant: int,
+    point: int,
+    placed: Mapping[tuple[str, int, int], int],
+    at: Point,
+    name: str,
+) -> Element:
+    chosen = _variants(settings)[variant]
+    inputs: list[tuple[str, Edge | External]] = []
+    for field, text in chosen.items():
+        where = (text, point, 0)
+        inputs.append((field, Edge(text, placed[where]) if where in placed else External(text)))
+    update = {f: [v] if isinstance(getattr(settings, f), list) else v for f, v in chosen.items()}
+    return Element("", settings.model_copy(update=update), at.experiment.task, tuple(inputs))
+
+
+def _identity(element: Element) -> dict[str, Any]:
+    """Everything that decides what an element computes, except its inputs' content."""
+    settings = element.settings.model_dump(mode="json", exclude={"resources", *element.settings.input_kinds})
+    inputs = {
+        field: [source.stage, source.element] if isinstance(source, Edge) else source.text
+        for field, source in element.inputs
+    }
+    return {"settings": settings, "task": element.task.model_dump(mode="json"), "inputs": inputs}
+
+
+def _label(element: Element, values: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
+    """The sweep values that all points of this element share and not all points of the experiment do."""
+    parts = []
+    for key, _ in points[0].values:
+        own = {canonical(v[key]) for v in values}
+        everywhere = {canonical(dict(p.values)[key]) for p in points}
+        if len(own) == 1 and len(everywhere) > 1:
+            shown = values[0][key]
+            parts.append(f"{key.rpartition('.')[2]}={shown if isinstance(shown, str) else canonical(shown)}")
+    model = dict(element.inputs).get("model")
+    if element.settings.output == "eval" and model is not None:
+        parts.insert(0, model_name(model))
+    return " ".join(parts)
+
+
+def model_name(source: Edge | External) -> str:
+    """The word for a model in tables: the stage that trained it, `base`, or the last part of its path."""
+    if isinstance(source, External):
+        return source.text.rstrip("/").rpartition("/")[2]
+    return source.stage.removeprefix("convert_")
+
+
+# ---- graph → fingerprints
+
+
+def fingerprints(graph: Graph, code: str, externals: Mapping[str, str]) -> dict[tuple[str, int], str]:
+    """The fingerprint of each element's artifact, from everything that makes it.
+
+    Args:
+        graph: the graph.
+        code: digest of the code that the jobs run.
+        externals: text of an external input → digest of its content.
+    """
+    found: dict[tuple[str, int], str] = {}
+    for stage, index, element in graph.all_elements():
+        identity = _identity(element)
+        identity["inputs"] = {
+            field: found[source.stage, source.element] if isinstance(source, Edge) else externals[source.text]
+            for field, source in element.inputs
+        }
+        found[stage, index] = digest({**identity, "format": FORMAT, "code": code})
+    return found
+
+
+# ---- graph → arrays
+
+
+@dataclass(frozen=True)
+class After:
+    """A dependency of an array: on an array of this submission, or on jobs submitted earlier."""
+
+    kind: str
+    """`aftercorr` (task i waits for task i) or `afterok` (waits for all)."""
+    array: str | None = None
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Array:
+    """One submission: task i is `elements[i]` of the stage."""
+
+    name: str
+    stage: str
+    elements: tuple[int, ...]
+    after: tuple[After, ...]
+
+
+Parents = Mapping[str, Sequence[Sequence[Edge]]]  # stage, in order → for each element the elements that it needs
+
+
+def arrays(
+    parents: Parents,
+    sealed: frozenset[tuple[str, int]] = frozenset(),
+    active: Mapping[tuple[str, int], str] | None = None,
+    max_array: int = 1001,
+) -> list[Array]:
+    """What has to be submitted, in order.
+
+    Elements that wait for the same arrays form an array of their own, so an element never waits for work that
+    it does not need unless two of its siblings share a parent. Where task i needs exactly task i of the
+    parent's array the dependency is `aftercorr`, otherwise `afterok` on all of it.
+
+    Args:
+        parents: the graph's edges.
+        sealed: elements that are done: not submitted, and no edge leads to them.
+        active: elements that an earlier submission has queued or running → their job id.
+        max_array: largest number of tasks of one array.
+    """
+    active = active or {}
+    where: dict[Edge, tuple[str, int]] = {}  # element → (array, task)
+    result: list[Array] = []
+    for stage, needs in parents.items():
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for index, edges in enumerate(needs):
+            if (stage, index) not in sealed and (stage, index) not in active:
+                waits = {where[edge][0] for edge in edges if edge in where}
+                groups.setdefault(tuple(sorted(waits)), []).append(index)
+        chunks = [
+            (waits, members[start : start + max_array])
+            for waits, members in groups.items()
+            for start in range(0, len(members), max_array)
+        ]
+        for number, (waits, members) in enumerate(chunks):
+            name = stage if len(chunks) == 1 else f"{stage}.{number}"
+            after = [_dependency(array, [needs[i] for i in members], where) for array in waits]
+            keys = {(e.stage, e.element) for i in members for e in needs[i]}
+            earlier = sorted(active[key] for key in keys if key in active)
+            if earlier:
+                after.append(After("afterok", jobs=tuple(earlier)))
+            result.append(Array(name, stage, tuple(members), tuple(after)))
+            where.update({Edge(stage, index): (name, task) for task, index in enumerate(members)})
+    return result
+
+
+def _dependency(array: str, needs: Sequence[Sequence[Edge]], where: Mapping[Edge, tuple[str, int]]) -> After:
+    for task, edges in enumerate(needs):
+        if any(edge in where and where[edge][0] == array and where[edge][1] != task for edge in edges):
+            return After("afterok", array)
+    return After("aftercorr", array)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-2,5` for [0, 1, 2, 5]."""
+    parts: list[str] = []
+    for number in numbers:
+        first, _, last = parts[-1].partition("-") if parts else ("", "", "")
+        if parts and int(last or first) == number - 1:
+            parts[-1] = f"{first}-{number}"
+        else:
+            parts.append(str(number))
+    return ",".join(parts)
