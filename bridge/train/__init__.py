@@ -1,0 +1,1 @@
+"""Training: losses, schedules, training checkpoints, the blocks that the training stages share."""
