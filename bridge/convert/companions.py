@@ -1,0 +1,128 @@
+"""The files beside the weights that a loader needs: found near the checkpoint, copied, the config made true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge.convert.formats import inside
+from bridge.convert.plan import tie_flag
+from bridge.convert.source import SourceFile
+from bridge.errors import UserError
+
+CONFIG = "config.json"
+MAX_COMPANION = 512 << 20  # bytes
+_BLOCK = 4 << 20
+
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+_GROUPS: tuple[tuple[str, ...], ...] = (
+    (CONFIG,),
+    ("generation_config.json",),
+    (*_TOKENIZER, "*.model"),
+    ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+)
+"""Files that belong together: a group is taken whole from the first folder that has any of it, so that a tokenizer
+is never pieced together from two models."""
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What was found, and where."""
+
+    config: dict[str, Any]
+    files: dict[str, Path]
+    """Name in the output -> where it is copied from; `config.json` is among them but is written anew."""
+
+
+def find_companions(folder: Path, base: Path | None) -> Companions:
+    """Look in `folder`, in its `huggingface/`, in up to two parents, then in the model folder `base`.
+
+    UserError if no config.json is found or if it is not a JSON object.
+    """
+    if base is not None and not base.is_dir():
+        raise UserError(f"{base}: the base model is no folder; give a local model folder")
+    home = folder.absolute()
+    places = [home, home / "huggingface", *list(home.parents)[:2], *([base] if base else [])]
+    files: dict[str, Path] = {}
+    for group in _GROUPS:
+        found = next((names for place in places if (names := list(_present(place, group)))), [])
+        files.update({path.name: path for path in found})
+    if CONFIG not in files:
+        raise UserError(
+            f"{folder}: no config.json here, in huggingface/, or in the two folders above; "
+            "name a model folder that has one as the base (--base)"
+        )
+    return Companions(read_config(files[CONFIG]), files)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; UserError if it is none."""
+    try:
+        config = json.loads(b"".join(read_blocks(path)).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no valid JSON ({str(error)[:80]}); repair or replace it") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: is no JSON object; repair or replace it")
+    return config
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a companion file, in blocks."""
+    file = SourceFile(path)
+    try:
+        if file.size > MAX_COMPANION:
+            raise UserError(f"{path}: has {file.size:,} bytes, too many for such a file; replace it")
+        for start in range(0, file.size, _BLOCK):
+            yield file.read(start, min(_BLOCK, file.size - start))
+    finally:
+        file.close()
+
+
+def true_config(config: Mapping[str, Any], dtype: str | None, tie: bool | None) -> dict[str, Any]:
+    """The config with the dtype of the written floats, and the tie flag where it must change.
+
+    The dtype is written as `torch_dtype` and as `dtype`: transformers 4 and vLLM read the first, transformers 5 writes
+    the second. Composite models repeat both facts in `text_config`, where they are changed if they are there.
+    """
+    changed = dict(config)
+    inner = config.get("text_config")
+    text = dict(inner) if isinstance(inner, dict) else None
+    if dtype is not None:
+        changed.update(torch_dtype=dtype, dtype=dtype)
+        if text is not None:
+            text.update({key: dtype for key in ("torch_dtype", "dtype") if key in text})
+    if tie is not None:
+        changed["tie_word_embeddings"] = tie
+        if text is not None and "tie_word_embeddings" in text:
+            text["tie_word_embeddings"] = tie
+    return changed if text is None else {**changed, "text_config": text}
+
+
+def config_warnings(config: Mapping[str, Any], tie: bool | None) -> list[str]:
+    """What a loader may stumble over."""
+    warnings = []
+    if not config.get("architectures"):
+        warnings.append("config.json names no architectures; vLLM needs them")
+    if tie is False and tie_flag(config) is not False:
+        warnings.append("the output layer differs from the input embedding: tie_word_embeddings was set to false")
+    return warnings
+
+
+def _present(place: Path, group: tuple[str, ...]) -> Iterator[Path]:
+    for pattern in group:
+        for path in sorted(place.glob(pattern)) if "*" in pattern else [place / pattern]:
+            if path.is_file():
+                yield inside(place, path.name)

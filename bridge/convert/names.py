@@ -1,0 +1,113 @@
+"""Which part of a checkpoint is the weights, and what its tensors are called without the wrappers' prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bridge.convert.pickles import TensorRef
+from bridge.errors import UserError
+
+WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "actor", "policy", "net", "weights")
+"""Keys under which trainers put the weights."""
+
+AVERAGES = ("ema", "ema_state_dict", "model_ema", "ema_model")
+"""Averaged weights; left alone where the weights themselves are there."""
+
+_LEVELS = 4
+
+_INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+"""Name parts that torch.compile, FSDP, activation checkpointing and Lightning put anywhere in a name."""
+
+_LEADING = ("module.", "policy.", "actor.", "pretrained_model.")
+"""Prefixes of whole-model wrappers. They are noise only where every name has them."""
+
+_ELSEWHERE = {
+    "param_shapes": "a DeepSpeed ZeRO checkpoint",
+    "ds_version": "a DeepSpeed checkpoint",
+    "checkpoint_version": "a Megatron checkpoint",
+}
+
+
+def find_weights(root: Any, where: str) -> tuple[tuple[str, ...], dict[Any, Any]]:
+    """The keys that lead to the state dict, and the state dict: the one dict that holds tensors under names.
+
+    UserError, which names the keys that are there, if there is none or more than one.
+    """
+    path: tuple[str, ...] = ()
+    for _ in range(_LEVELS):
+        if not isinstance(root, dict):
+            raise UserError(f"{where}: holds no dict of tensors but a {type(root).__name__}; save model.state_dict()")
+        for key, what in _ELSEWHERE.items():
+            if key in root:
+                raise UserError(f"{where}: is part of {what}, a format that is not supported yet")
+        inner = _wrapped(root, where)
+        if inner is None:
+            break
+        path, root = (*path, inner), root[inner]
+    if not any(isinstance(value, TensorRef) for value in root.values()):
+        at = f"{'.'.join(path)!r} in it" if path else "it"
+        keys = ", ".join(ascii(str(key)[:40]) for key in list(root)[:8] if isinstance(key, (str, int))) or "none"
+        raise UserError(
+            f"{where}: {at} holds no tensors (its keys: {keys}); the weights are looked for at the top or "
+            f"under {', '.join(WRAPPERS)}"
+        )
+    return path, root
+
+
+def _wrapped(root: Mapping[Any, Any], where: str) -> str | None:
+    """The key to go on with, or None if the weights are here."""
+    held = [key for key in WRAPPERS if isinstance(root.get(key), dict)]
+    full = {id(root[key]): key for key in held if _holds_tensors(root[key], _LEVELS)}
+    if len(full) > 1:
+        raise UserError(
+            f"{where}: holds several sets of weights ({', '.join(full.values())}); save the wanted one alone"
+        )
+    averages = [key for key in AVERAGES if isinstance(root.get(key), dict)]
+    return next(iter([*full.values(), *held, *averages]), None)
+
+
+def _holds_tensors(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict) or levels == 0:
+        return False
+    inside = any(_holds_tensors(value.get(key), levels - 1) for key in WRAPPERS)
+    return inside or any(isinstance(item, TensorRef) for item in value.values())
+
+
+def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
+    """Every name -> the name without wrapper prefixes, in the same order.
+
+    UserError if two tensors would get one name.
+    """
+    clean = {name: ".".join(part for part in name.split(".") if part not in _INSIDE) for name in names}
+    while prefix := next((p for p in _LEADING if clean and all(name.startswith(p) for name in clean.values())), None):
+        clean = {name: short.removeprefix(prefix) for name, short in clean.items()}
+    first: dict[str, str] = {}
+    for name, short in clean.items():
+        if not short or short in first:
+            raise UserError(
+                f"{where}: {_quoted(name)} and {_quoted(first.get(short, ''))} have the same name once wrapper "
+                "prefixes are taken off; save the unwrapped model"
+            )
+        first[short] = name
+    return clean
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """UserError for names that show a kind of checkpoint that is no full model, or that no JSON header can hold."""
+    for name in names:
+        if ".lora_A." in name or ".lora_B." in name or name.endswith((".lora_A", ".lora_B")):
+            raise UserError(
+                f"{where}: holds LoRA adapter weights ({_quoted(name)}), a format that is not supported yet"
+            )
+        if name.rpartition(".")[2] in ("_flat_param", "flat_param"):
+            raise UserError(
+                f"{where}: holds flattened FSDP parameters ({_quoted(name)}), whose names and shapes are lost; "
+                "save with a full or sharded state dict instead"
+            )
+        if name == "__metadata__" or any("\ud800" <= char <= "\udfff" for char in name):
+            raise UserError(f"{where}: the tensor name {_quoted(name)} cannot be written; rename it")
+
+
+def _quoted(name: str) -> str:
+    return ascii(name[:120])

@@ -1,0 +1,465 @@
+"""A pickle reader that runs nothing: opcodes are data, classes and functions are names, tensors are references.
+
+`pickletools.genops` of the standard library splits the bytes into opcodes; the small stack machine here rebuilds
+plain containers from them. A global is never imported. If it is on the list below it becomes an inert `Object` or is
+understood by name (an ordered dict, a tensor rebuild); any other global ends the reading with its name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridge.convert.dtypes import ITEMSIZE, STORAGES
+from bridge.errors import UserError
+
+MAX_BYTES = 64 << 20
+MAX_OPCODES = 4_000_000
+MAX_MARKS = 1_000
+MAX_RANK = 32
+MAX_INT_BITS = 1_024
+MAX_KEY_PARTS = 64
+
+
+@dataclass(frozen=True)
+class Global:
+    """The name of a class or function in a pickle, as `module.name`."""
+
+    name: str
+
+
+@dataclass(eq=False, repr=False)
+class Object:
+    """Stands for an object that was not built: its class or function, arguments and state."""
+
+    kind: Global
+    arguments: Any
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """A flat run of elements that lies beside the pickle."""
+
+    key: str
+    dtype: str
+    """`uint8` for an untyped storage, whose size is in bytes."""
+    numel: int
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A view of a storage; offset and strides in elements. Nothing in it has been checked against the storage."""
+
+    storage: StorageRef
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    lazy: bool = False
+    """True if torch would still conjugate or negate the elements when they are read."""
+
+
+@dataclass(frozen=True)
+class Pickle:
+    """What one pickle holds."""
+
+    value: Any
+    end: int
+    """The byte after it."""
+    storages: Mapping[str, StorageRef]
+    """Every storage that it mentions, by key."""
+
+
+INERT = frozenset(
+    {
+        "_codecs.encode",
+        "argparse.Namespace",
+        "builtins.bytearray",
+        "builtins.bytes",
+        "builtins.complex",
+        "builtins.dict",
+        "builtins.float",
+        "builtins.frozenset",
+        "builtins.int",
+        "builtins.list",
+        "builtins.range",
+        "builtins.set",
+        "builtins.slice",
+        "builtins.str",
+        "builtins.tuple",
+        "collections.Counter",
+        "collections.OrderedDict",
+        "collections.defaultdict",
+        "collections.deque",
+        "datetime.date",
+        "datetime.datetime",
+        "datetime.timedelta",
+        "numpy.dtype",
+        "numpy.ndarray",
+        "pathlib.Path",
+        "pathlib.PosixPath",
+        "pathlib.PurePosixPath",
+        "pathlib.WindowsPath",
+        "torch.Generator",
+        "torch.Size",
+        "torch.Tensor",
+        "torch._C.Generator",
+        "torch._tensor._rebuild_from_type_v2",
+        "torch.device",
+        "torch.nn.parameter.Buffer",
+        "torch.nn.parameter.Parameter",
+        "torch.serialization._get_layout",
+        "torch.storage.TypedStorage",
+        "torch.storage.UntypedStorage",
+        *(f"torch.{dtype}" for dtype in ITEMSIZE),
+        *(f"torch.{storage}" for storage in STORAGES),
+        *(f"torch.cuda.{storage}" for storage in STORAGES),
+        *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+        *(f"numpy.random._pickle.__{name}_ctor" for name in ("bit_generator", "generator", "randomstate")),
+        *(
+            f"torch._utils._rebuild_{name}"
+            for name in (
+                "device_tensor_from_cpu_tensor",
+                "device_tensor_from_numpy",
+                "meta_tensor_no_storage",
+                "parameter",
+                "parameter_with_state",
+                "qtensor",
+                "sparse_tensor",
+                "tensor",
+                "tensor_v2",
+                "tensor_v3",
+            )
+        ),
+    }
+)
+"""Globals that training checkpoints hold beside weights. None of them is ever imported or called."""
+
+_OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_OLD_NAMES = {"builtins.xrange": "builtins.range", "builtins.long": "builtins.int", "builtins.unicode": "builtins.str"}
+
+_HINTS = {
+    "torch.distributed.": "it is one shard of a distributed (FSDP or DTensor) checkpoint, which is not supported yet",
+    "torch._utils._rebuild_wrapper_subclass": "it holds DTensors of an FSDP checkpoint, which is not supported yet",
+    "deepspeed.": "it is part of a DeepSpeed checkpoint, which is not supported yet",
+    "megatron.": "it is part of a Megatron checkpoint, which is not supported",
+}
+
+_DAMAGE = (IndexError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, struct.error)
+
+
+def read_pickle(data: bytes, path: Path, start: int = 0) -> Pickle:
+    """Read the pickle at byte `start` of `data`.
+
+    Containers, numbers, strings and bytes come back as they are, tensors as TensorRef, everything else as Object.
+    `path` is the file to name in errors. UserError for a global that is not listed, for a damaged pickle, and for one
+    beyond the caps on opcodes, bytes and nesting.
+    """
+    stream = io.BytesIO(data)
+    stream.seek(start)
+    machine = _Machine(path)
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+            if count >= MAX_OPCODES:
+                raise UserError(f"{path}: its pickle has more than {MAX_OPCODES:,} opcodes; no state dict needs that")
+            if opcode.name == "STOP":
+                return Pickle(machine.pop(), stream.tell(), machine.storages)
+            machine.step(opcode.name, argument)
+    except _DAMAGE as error:
+        raise UserError(
+            f"{path}: its pickle is damaged ({str(error)[:100]}); copy it again or take an earlier one"
+        ) from error
+    raise UserError(f"{path}: its pickle has no end; copy it again or take an earlier one")
+
+
+_LITERALS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_VALUES = frozenset({"INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "UNICODE", "BYTEARRAY8"}) | {
+    *("BININT", "BININT1", "BININT2"),
+    *("BINSTRING", "SHORT_BINSTRING"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+
+
+@dataclass
+class _Machine:
+    """The stack, marks and memo of one pickle."""
+
+    path: Path
+    stack: list[Any] = field(default_factory=list)
+    marks: list[list[Any]] = field(default_factory=list)
+    memo: dict[int, Any] = field(default_factory=dict)
+    storages: dict[str, StorageRef] = field(default_factory=dict)
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _VALUES:
+            if type(argument) is int and argument.bit_length() > MAX_INT_BITS:
+                raise ValueError("an integer is too long")
+            self.stack.append(argument)
+        elif name in _LITERALS:
+            self.stack.append(_LITERALS[name])
+        elif name in _EMPTY:
+            self.stack.append(_EMPTY[name]())
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            self.memo[argument] = self.stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            self.stack.append(self.memo[argument])
+        elif name == "MEMOIZE":
+            self.memo[len(self.memo)] = self.stack[-1]
+        elif name not in ("PROTO", "FRAME"):
+            handler = _HANDLERS.get(name)
+            if handler is None:
+                raise UserError(f"{self.path}: its pickle uses the opcode {name}, which torch.save never writes")
+            handler(self, argument)
+
+    def pop(self) -> Any:
+        return self.stack.pop()
+
+    def mark(self, _: Any) -> None:
+        if len(self.marks) >= MAX_MARKS:
+            raise UserError(f"{self.path}: its pickle is nested more than {MAX_MARKS:,} levels deep")
+        self.marks.append(self.stack)
+        self.stack = []
+
+    def items(self) -> list[Any]:
+        """Everything above the last mark, which is taken away."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def tuple_of(self, count: int) -> None:
+        if len(self.stack) < count:
+            raise ValueError("stack is too short")
+        self.stack[len(self.stack) - count :] = [tuple(self.stack[len(self.stack) - count :])]
+
+    def extend(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise ValueError("items are added to something that is no list")
+        target.extend(values)
+
+    def add(self, values: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not set:
+            raise ValueError("items are added to something that is no set")
+        target.update(_hashable(value) for value in values)
+
+    def set_items(self, flat: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is Object:  # a subclass of dict, such as Counter: none of our business
+            return
+        if type(target) is not dict:
+            raise ValueError("items are set on something that is no dict")
+        target.update(_pairs(flat))
+
+    def global_(self, module: Any, name: Any) -> None:
+        if type(module) is not str or type(name) is not str:
+            raise ValueError("a global's name is no text")
+        full = f"{_OLD_MODULES.get(module, module)}.{name}"
+        full = _OLD_NAMES.get(full, full)
+        if full not in INERT:
+            raise UserError(f"{self.path}: its pickle names {_shown(full)}; {_reason(full)}")
+        self.stack.append(Global(full))
+
+    def call(self, function: Any, arguments: Any) -> None:
+        if type(function) is not Global:
+            raise ValueError("something that is no global is called")
+        if type(arguments) is not tuple:
+            raise ValueError("a call's arguments are no tuple")
+        self.stack.append(_call(function, arguments))
+
+    def reduce(self, _: Any) -> None:
+        arguments = self.pop()
+        self.call(self.pop(), arguments)
+
+    def new_object_with_names(self, _: Any) -> None:
+        names, arguments, kind = self.pop(), self.pop(), self.pop()
+        if type(kind) is not Global:
+            raise ValueError("something that is no global is called")
+        self.stack.append(Object(kind, (arguments, names)))
+
+    def build(self, _: Any) -> None:
+        state = self.pop()
+        target = self.stack[-1]
+        if type(target) is Object:
+            target.state = state
+        elif type(target) not in (dict, TensorRef):
+            raise ValueError("a state is set on a plain value")
+
+    def persistent(self, _: Any) -> None:
+        storage = _storage(self.pop())
+        if self.storages.setdefault(storage.key, storage) != storage:
+            raise ValueError("a storage has two types or sizes")
+        self.stack.append(storage)
+
+
+def _global_pair(machine: _Machine, argument: str) -> None:
+    # genops joins module and name with a space; only the name can hold none.
+    module, _, name = argument.rpartition(" ")
+    machine.global_(module, name)
+
+
+def _stack_global(machine: _Machine, _: Any) -> None:
+    name = machine.pop()
+    machine.global_(machine.pop(), name)
+
+
+def _set_one(machine: _Machine, _: Any) -> None:
+    value, key = machine.pop(), machine.pop()
+    machine.set_items([key, value])
+
+
+def _append_one(machine: _Machine, _: Any) -> None:
+    value = machine.pop()
+    machine.extend([value])
+
+
+_HANDLERS: Mapping[str, Callable[[_Machine, Any], object]] = {
+    "MARK": _Machine.mark,
+    "POP": lambda machine, _: machine.pop() if machine.stack else machine.items(),
+    "POP_MARK": lambda machine, _: machine.items(),
+    "DUP": lambda machine, _: machine.stack.append(machine.stack[-1]),
+    "TUPLE": lambda machine, _: _push(machine, tuple(machine.items())),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "LIST": lambda machine, _: _push(machine, machine.items()),
+    "DICT": lambda machine, _: _push(machine, _pairs(machine.items())),
+    "FROZENSET": lambda machine, _: _push(machine, frozenset(_hashable(item) for item in machine.items())),
+    "APPEND": _append_one,
+    "APPENDS": lambda machine, _: machine.extend(machine.items()),
+    "ADDITEMS": lambda machine, _: machine.add(machine.items()),
+    "SETITEM": _set_one,
+    "SETITEMS": lambda machine, _: machine.set_items(machine.items()),
+    "GLOBAL": _global_pair,
+    "STACK_GLOBAL": _stack_global,
+    "REDUCE": _Machine.reduce,
+    "NEWOBJ": _Machine.reduce,
+    "NEWOBJ_EX": _Machine.new_object_with_names,
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.persistent,
+}
+
+
+def _push(machine: _Machine, value: Any) -> None:
+    machine.stack.append(value)
+
+
+def _pairs(flat: list[Any]) -> dict[Any, Any]:
+    if len(flat) % 2:
+        raise ValueError("a key without a value")
+    return {_hashable(key): value for key, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def _hashable(value: Any) -> Any:
+    """The value, if it can be hashed in bounded time.
+
+    hash() of a tuple recurses in C without a limit and visits shared parts again and again, so both are bounded first.
+    Long integers are refused because keys that collide could be made of them.
+    """
+    todo, parts = [value], 0
+    while todo:
+        part = todo.pop()
+        parts += 1
+        if parts > MAX_KEY_PARTS:
+            raise ValueError("a key is too large")
+        if type(part) is tuple:
+            todo.extend(part[: MAX_KEY_PARTS + 1])
+        elif type(part) not in (str, int, float, bool, bytes, type(None), Global, Object):
+            raise ValueError("a key is no plain value")
+        elif type(part) is int and part.bit_length() > 64:
+            raise ValueError("a key is too large")
+    return value
+
+
+def _storage(identifier: Any) -> StorageRef:
+    """torch's persistent id: ("storage", class, key, location, elements), and in old files a view, which is None."""
+    if type(identifier) is not tuple or len(identifier) not in (5, 6) or identifier[0] != "storage":
+        raise ValueError("a persistent id is no storage")
+    _, kind, key, _, numel, *view = identifier
+    described = type(kind) is Global and type(key) is str and type(numel) is int and numel >= 0
+    if not described or view not in ([], [None]):
+        raise ValueError("a storage is not described as torch does it")
+    if kind.name == "torch.storage.UntypedStorage":
+        return StorageRef(key, "uint8", numel)
+    return StorageRef(key, STORAGES[kind.name.rpartition(".")[2]], numel)
+
+
+def _call(function: Global, arguments: tuple[Any, ...]) -> Any:
+    name = function.name
+    if name == "torch._tensor._rebuild_from_type_v2":
+        inner, _, inner_arguments, *_ = arguments
+        if type(inner) is not Global or inner == function or type(inner_arguments) is not tuple:
+            raise ValueError("a typed tensor is not described as torch does it")
+        return _call(inner, inner_arguments)
+    builder = _BUILDERS.get(name)
+    return builder(*arguments) if builder else Object(function, arguments)
+
+
+def _empty_dict() -> dict[Any, Any]:
+    # Items would be copied, and a pickle can ask for the same copy a million times; torch sets them one by one.
+    return {}
+
+
+def _size(items: Any = ()) -> tuple[Any, ...]:
+    if type(items) not in (tuple, list) or len(items) > MAX_RANK:
+        raise ValueError("a size is no short sequence")
+    return tuple(items)
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> TensorRef:
+    """_rebuild_tensor(storage, offset, size, stride), and v2 with requires_grad, hooks and optional metadata."""
+    lazy = len(rest) > 2 and bool(rest[2])
+    return _tensor_ref(storage, storage.dtype, offset, shape, stride, lazy)
+
+
+def _tensor_v3(
+    storage: Any, offset: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, lazy: Any = None
+) -> TensorRef:
+    kind = dtype.name.removeprefix("torch.")
+    if kind not in ITEMSIZE:
+        raise ValueError("a tensor's dtype is unknown")
+    return _tensor_ref(storage, kind, offset, shape, stride, bool(lazy))
+
+
+def _tensor_ref(storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, lazy: bool) -> TensorRef:
+    if type(shape) is not tuple or type(stride) is not tuple or max(len(shape), len(stride)) > MAX_RANK:
+        raise ValueError(f"a tensor's size is no tuple of at most {MAX_RANK} numbers")
+    numbers = (offset, *shape, *stride)
+    if type(storage) is not StorageRef or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("a tensor is not described as torch does it")
+    if len(shape) != len(stride):
+        raise ValueError("a tensor's size and stride differ in length")
+    return TensorRef(storage, dtype, offset, shape, stride, lazy)
+
+
+_BUILDERS: Mapping[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _empty_dict,
+    "torch.Size": _size,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_parameter": lambda data, *_: data,
+    "torch._utils._rebuild_parameter_with_state": lambda data, *_: data,
+}
+
+
+def _shown(text: str) -> str:
+    # The name is the attacker's text: bounded, and no escape sequences reach the terminal.
+    return ascii(text[:120])
+
+
+def _reason(name: str) -> str:
+    for prefix, hint in _HINTS.items():
+        if name.startswith(prefix):
+            return hint
+    return (
+        "only plain containers, numbers, strings and tensors are read, and nothing is ever run; "
+        "save model.state_dict() instead of whole objects"
+    )
