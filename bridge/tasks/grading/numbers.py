@@ -1,0 +1,226 @@
+"""Numbers as people and models write them, read exactly or not at all.
+
+A literal that is only partly understood has no value: `1e3` is never 1 and `12,34` is neither 12 nor 34. Values are
+rational numbers in canonical form ("72", "-3/4"), so equal values are equal strings. Units, currency and the percent
+sign are ignored, with no scaling by 100.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+from typing import NamedTuple
+
+from bridge.tasks.grading.response import after_cues, after_hashes, in_box, in_tag
+
+MAX_DIGITS = 300  # also the largest exponent: a longer literal is no answer, and could take hours to expand
+
+_SAME = str.maketrans(
+    {
+        **dict.fromkeys("−‐‑–﹣－", "-"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff"),
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+        **dict(zip("＝％，：＋．／＄", "=%,:+./$", strict=True)),
+    }
+)
+_VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+_SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
+_SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|[,'\u00a0\u2009\u202f])"
+_INT = (
+    rf"(?:[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])"
+    r"|[0-9]{1,3}(?:\ [0-9]{3})+(?![0-9-])"  # not "3 200-page books"
+    r"|[0-9]+)"
+)
+_DECIMAL = rf"(?:{_INT}(?:\.[0-9]+)?|\.[0-9]+)"
+_FRAC = (
+    rf"\\[dtc]?frac\s*(?:\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}|(?P<top1>[0-9]))"
+    rf"\s*(?:\{{\s*(?P<bottom>{_DECIMAL})\s*\}}|(?P<bottom1>[0-9]))"
+)
+_LITERAL = re.compile(
+    rf"""
+    (?<![A-Za-z0-9_]) (?<![A-Za-z]\^) (?<![A-Za-z]\^\{{)
+    (?: (?: (?: (?P<whole>{_INT}) \s* )? (?: {_FRAC} | (?P<vulgar>[{_VULGAR}]) )
+      | (?: (?P<mixed>{_INT}) \ + )? (?P<over>{_DECIMAL}) \s* [/⁄] \s* (?P<under>{_DECIMAL})
+      | (?P<decimal>{_DECIMAL})
+        (?: [eE](?P<e>[-+]?[0-9]+)
+          | \s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{{?\s*(?P<power>[-+]?[0-9]+)\s*\}}?
+                                               |\*\*\s*(?P<power2>-?[0-9]+)|(?P<power3>⁻?[⁰¹²³⁴-⁹]+)) )?
+    )
+    (?! [0-9] | [.,:/'][0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
+    | (?P<bad>[0-9](?:(?:[0-9.,:/']|[eE][-+]?(?=[0-9])|\{{,\}}|\\[,!])*[0-9])?) )
+    """,
+    re.VERBOSE,
+)
+_PLAIN = re.compile(r"[\s*$]*([-+]?[0-9]{1,18})[\s*$.]*")
+_SIGN = re.compile(r"([-+])(\s*)(?:\\?\$|[€£¥₹])?\s*\Z")
+_UNREAD_BEFORE = re.compile(r"(?:\\(?:sqrt|log|ln|exp|[dt]?frac|pm|binom)\b[^\s]*|[√±≤≥])\s*\Z")
+_UNREAD_AFTER = re.compile(r"\s*(?:\^(?!\s*\{?\s*\\circ)|[²³⁴-⁹]|\*\*[0-9(]|[π√∞]|\\(?:pi|sqrt|[dt]?frac|infty)\b)")
+
+_UNIT = r"(?:\s*(?:\\(?:text|mathrm|mbox)\{[^{}]*\}|[A-Za-z%°¢]+)){0,3}"
+_OPERATOR = re.compile(
+    rf"\s+|{_UNIT}[\s)\]}}$]*(?:[-+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
+    r"[\s(\[{$\\€£¥₹]*"
+)
+_EQUALS = re.compile(rf"{_UNIT}[\s)\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\€£¥₹*]*")
+_NEW_THOUGHT = re.compile(r"\b(?:because|since|as|so|where|when|if|and|with|for|but|or|then|that|which|is|are|was)\b")
+
+_WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_BOX_HEAD = re.compile(r"(?:[^0-9\\]*[=:≈])?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
+_BOX_TAIL = re.compile(
+    r"(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z]+(?:\^\{?[23]\}?|[²³])?)*"
+)
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
+_SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
+
+
+class _Literal(NamedTuple):
+    value: Fraction | None
+    """None: a number stands here, but not all of it is understood."""
+    start: int
+    end: int
+
+
+def extract(text: str, explicit: bool) -> tuple[str | None, str]:
+    """The canonical number that a response's final part gives, or None, and the rule that found its place.
+
+    Order: last `####` line, last box, last answer tag, last answer phrase, and unless `explicit` the last number.
+    """
+    for rule, find in (("hash", after_hashes), ("box", in_box), ("tag", in_tag)):
+        region = find(text)
+        if region is not None:
+            return (_boxed(region) if rule == "box" else read(region)), rule
+    for position, tail in enumerate(after_cues(text)):
+        if not tail.strip() and position == 0:
+            return None, "phrase"
+        sentence = _SENTENCE_END.split(tail, maxsplit=1)[0]
+        if _LITERAL.search(_same(sentence)):
+            return read(sentence), "phrase"
+    return (None, "none") if explicit else (_last(text), "last_number")
+
+
+def read(region: str) -> str | None:
+    """The canonical number that a marked region gives: its first number, or the result of the equation there."""
+    plain = _PLAIN.fullmatch(region)
+    if plain:
+        return str(int(plain.group(1)))
+    box = in_box(region)
+    if box is not None:
+        return _boxed(box)
+    cues = [tail for tail in after_cues(region) if any(c.isdigit() for c in tail)]
+    text = _clean(cues[0] if cues else region)
+    chains = _chains(text, _literals(text, signed_start=True))
+    return _result(chains[0]) if chains else None
+
+
+def _last(text: str) -> str | None:
+    """The last number of the last line that has one."""
+    for line in reversed(text.split("\n")):
+        line = _clean(line)
+        literals = _literals(line, signed_start=False)
+        if literals:
+            return _result(_chains(line, literals)[-1])
+    return None
+
+
+def _boxed(content: str) -> str | None:
+    """The number that a box holds, if it holds one number or equation and nothing else but a unit or a name."""
+    plain = _PLAIN.fullmatch(content)
+    if plain:
+        return str(int(plain.group(1)))
+    text = _WRAPPER.sub(lambda m: m.group(1) if any(c.isdigit() for c in m.group(1)) else " ", _clean(content))
+    literals = _literals(text, signed_start=True)
+    chains = _chains(text, literals)
+    if len(chains) != 1 or not _BOX_HEAD.fullmatch(text[: literals[0].start]):
+        return None
+    return _result(chains[0]) if _BOX_TAIL.fullmatch(text[literals[-1].end :]) else None
+
+
+def _same(text: str) -> str:
+    return text if text.isascii() else text.translate(_SAME)
+
+
+def _clean(text: str) -> str:
+    text = _same(text)
+    return _CALCULATOR.sub("", text) if "<<" in text else text
+
+
+def _literals(text: str, signed_start: bool) -> list[_Literal]:
+    found = []
+    for match in _LITERAL.finditer(text):
+        negative, start = _sign(text, match.start(), signed_start)
+        value = None if negative is None else _value(match)
+        if value is not None and (_UNREAD_AFTER.match(text, match.end()) or _UNREAD_BEFORE.search(text[:start][-40:])):
+            value = None
+        found.append(_Literal(-value if value is not None and negative else value, start, match.end()))
+    return found
+
+
+def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
+    """Whether the number at `start` is negative, and where it begins with its sign and currency.
+
+    None instead of a truth value: it is glued to a word (B-52, x+7). A dash after a number is an operator or a range,
+    and one before a space is a sign only at the start of an answer or after `=`, `(` or `:`.
+    """
+    match = _SIGN.search(text, max(0, start - 8), start)
+    if match is None:
+        return False, start
+    before = text[: match.start()]
+    previous = before.rstrip()[-1:]
+    if previous.isdigit() or (previous and previous in ")]}%°-+" + _VULGAR):
+        return False, start
+    if before[-1:].isalpha() and not match.group(2):
+        return None, start
+    if match.group(2) and not (previous in ("=", "(", ":") or (not previous and signed_start)):
+        return False, start
+    return match.group(1) == "-", match.start()
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The value of a literal without its sign; None where it is not one that we read."""
+    if match.end() - match.start() > MAX_DIGITS or match["bad"]:
+        return None
+    if match["decimal"]:
+        exponent = match["e"] or match["power"] or match["power2"] or (match["power3"] or "0").translate(_SUPER)
+        if abs(int(exponent)) > MAX_DIGITS:
+            return None
+        return _decimal(match["decimal"]) * Fraction(10) ** int(exponent)
+    if match["over"]:
+        whole, top, bottom = match["mixed"], match["over"], match["under"]
+    elif match["vulgar"]:
+        whole, (top, bottom) = match["whole"], unicodedata.normalize("NFKC", match["vulgar"]).split("\u2044")
+    else:
+        whole, top, bottom = match["whole"], match["top"] or match["top1"], match["bottom"] or match["bottom1"]
+    above, below = _decimal(top), _decimal(bottom)
+    if below == 0 or (whole and not 0 <= above < below):
+        return None
+    return _decimal(whole or "0") + above / below
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(re.sub(r"[^0-9.+-]", "", text))
+
+
+def _chains(text: str, literals: list[_Literal]) -> list[list[list[_Literal]]]:
+    """Group literals into equations: a chain is a list of sides, a side a list of the literals joined by operators."""
+    chains: list[list[list[_Literal]]] = []
+    for index, literal in enumerate(literals):
+        glue = text[literals[index - 1].end : literal.start] if index else ""
+        linked = 0 < len(glue) <= 60 and not _NEW_THOUGHT.search(glue)
+        if index and linked and _OPERATOR.fullmatch(glue):
+            chains[-1][-1].append(literal)
+        elif index and linked and _EQUALS.fullmatch(glue):
+            chains[-1].append([literal])
+        else:
+            chains.append([[literal]])
+    return chains
+
+
+def _result(chain: list[list[_Literal]]) -> str | None:
+    """The last side of an equation that is one number: 10 + 62 = 72 gives 72, and so does 72 = 10 + 62."""
+    for side in reversed(chain):
+        if len(side) == 1:
+            value = side[0].value
+            return None if value is None else str(value)
+    return None

@@ -1,0 +1,128 @@
+"""From a model's response to the region that holds its answer: trace, run-on text, and markers.
+
+Nothing here knows what an answer looks like; `numbers.py` and `words.py` read the regions.
+A finder returns None where its marker does not occur, and "" where the last marker holds nothing: an empty or
+unterminated marker is a missing answer, never a reason to go back to an earlier one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_THINK = re.compile(r"<\s*(/?)\s*think(?:ing)?\s*>", re.IGNORECASE)
+_RUN_ON = re.compile(r"\n[ \t*#_>]*(?:question|q)[ \t*_]*[0-9]*[ \t*_]*:", re.IGNORECASE)
+_UNFINISHED = re.compile(r"[^\s}>]+\Z")
+_FORMAT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_HASH = re.compile(r"#{4,}([^\n]*)")
+_HEADING = re.compile(
+    r"[\s*_]*(?:(?:step|part|case|problem|question|example|method|solution|option|section|note|check)\b"
+    r"|[0-9]{1,2}[.)]\s+[A-Za-z*]|[A-Za-z][^0-9]*\Z)",
+    re.IGNORECASE,
+)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_TAG = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.IGNORECASE | re.DOTALL)
+_CUE = re.compile(
+    r"""
+    (?:\b(?:answer|antwort|respuesta|réponse|risposta|resposta)\b|答案|答え|ответ)
+    [*_`"')\]]*
+    (?:\s+(?:to|for|of|in)\b[^\n.:=]{0,80}?)?          # the answer to the second question is
+    (?:,[^\n,.]{1,20},)?                               # the answer, then, is
+    \s*(?:\b(?:is|was|are|equals|(?:would|will|should|must|has\ to)\ be|comes\ to|ist|es|est|è|é)\b(?!\s+not\b)
+       |[:：=为是]|[ ][-–—][ ])
+    [*_]*\s*[:=]?
+    |\bfinal\s+answer\b[*_]*\s*                        # **Final Answer** 58
+    |^[#*_ \t]*answer[*_ \t]*$                         # a heading of its own
+    """,
+    re.IGNORECASE | re.VERBOSE | re.MULTILINE,
+)
+_DECORATION = re.compile(r"(?:[\s*_`$]|\\\[)*")
+
+
+def format_reward(response: str) -> float:
+    """1.0 if the response is one think block, optional white space, one answer block, and nothing else; else 0.0.
+
+    BRIDGE's completions begin after a `<think>` that stands in the prompt: put it back before calling.
+    Stricter than BRIDGE's pattern in one point: text on a line after the answer block fails too.
+    """
+    match = _FORMAT.fullmatch(response)
+    if match is None:
+        return 0.0
+    inner = "".join(match.groups()).lower()
+    return 0.0 if any(tag in inner for tag in ("<think>", "</think>", "<answer>", "</answer>")) else 1.0
+
+
+def final_part(response: str, truncated: bool) -> tuple[str | None, bool]:
+    """The text that may hold the answer, and whether its end was cut off by the token limit.
+
+    Text after the last closing think tag counts; an opening one without a closing one means there is none (None).
+    What follows a new "Question:" line is not about this question. An end that was cut off loses its last word,
+    which may be half a number.
+    """
+    text, opened = response, False
+    if "<" in response:
+        tags = list(_THINK.finditer(response))
+        closing = [tag for tag in tags if tag.group(1)]
+        start = closing[-1].end() if closing else 0
+        text = response[start:]
+        opened = bool(tags) and not tags[-1].group(1)
+    run_on = next((m for m in _RUN_ON.finditer(text) if text[: m.start()].strip()), None)
+    if run_on:
+        text, truncated = text[: run_on.start()], False
+    if opened and _THINK.search(text):
+        return None, truncated
+    return (_UNFINISHED.sub("", text) if truncated else text), truncated
+
+
+def after_hashes(text: str) -> str | None:
+    """The last `####` line that is no heading; of a bare `####`, the line below it."""
+    if "####" not in text:
+        return None
+    for match in reversed(list(_HASH.finditer(text))):
+        tail, rest = match.group(1), text[match.end() :].strip()
+        if rest and _HEADING.match(tail) and not _CUE.search(tail):
+            continue
+        return tail if tail.strip() else rest.split("\n", 1)[0]
+    return None
+
+
+def in_box(text: str) -> str | None:
+    r"""What the last `\boxed{...}` or `\fbox{...}` holds, braces balanced."""
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return None
+    openings = list(_BOX.finditer(text))
+    if not openings:
+        return None
+    start = position = openings[-1].end()
+    depth = 1
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:position].strip()
+        position += 1
+    return ""
+
+
+def in_tag(text: str) -> str | None:
+    """What the last `<answer>` block holds. Its end may be missing: generation often stops at the closing tag."""
+    if "<" not in text:
+        return None
+    blocks = _TAG.findall(text)
+    return blocks[-1].strip() if blocks else None
+
+
+def after_cues(text: str) -> Iterator[str]:
+    """What follows "the answer is", "Answer:", "Final answer" and the like, last cue first: to the end of its line, or
+    the next line where its own is empty."""
+    for match in reversed(list(_CUE.finditer(text))):
+        start = match.end()
+        skipped = _DECORATION.match(text, start)
+        if skipped:
+            start = skipped.end()
+        yield text[start:].split("\n", 1)[0]

@@ -1,0 +1,95 @@
+"""`bridge-rl grade`: a JSON-lines file of responses in, the same rows with verdicts out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridge.errors import UserError
+from bridge.tasks.grading.grade import Reason, grade
+
+
+class Summary(NamedTuple):
+    rows: int
+    correct: int
+    reasons: dict[Reason, int]
+
+
+def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | None = None) -> Summary:
+    r"""Grade every row of a file and publish the result under `out_path` by one rename.
+
+    A row is an object with `response` (text), `gold` (text or number), `kind` (text) and optionally `truncated`
+    (true or false). It keeps all its fields and gets `answer`, `correct` and `reason`. Rows end at "\n" only, and blank
+    ones are skipped. Memory does not grow with the file. `out_path` may be `in_path`.
+
+    Args:
+        progress: called with the number of bytes read since the last call.
+
+    Raises:
+        UserError: a file that cannot be read or written, or a broken row, by line and field. Nothing is left behind.
+    """
+    temporary = out_path.with_name(f".{out_path.name}.{os.getpid()}.tmp")
+    try:
+        source = in_path.open("rb")
+    except OSError as error:
+        raise UserError(f"{in_path} cannot be read: {error.strerror}; name a file of JSON lines") from error
+    if out_path.is_dir():
+        source.close()
+        raise UserError(f"{out_path} is a folder; name a file for the graded rows")
+    reasons: Counter[Reason] = Counter()
+    try:
+        with source, temporary.open("xb") as target:
+            for number, line in enumerate(source, start=1):
+                if line.strip():
+                    row = _graded(line, f"{in_path}, line {number}")
+                    reasons[row["reason"]] += 1
+                    target.write(json.dumps(row).encode() + b"\n")
+                if progress:
+                    progress(len(line))
+            target.flush()
+            os.fsync(target.fileno())
+        temporary.replace(out_path)
+        _flush_folder(out_path.parent)
+    except OSError as error:
+        raise UserError(f"{out_path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Summary(sum(reasons.values()), reasons["correct"], dict(reasons))
+
+
+def _graded(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON in UTF-8: {error}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{place} is not an object with fields response, gold and kind")
+    for field, types, wanted in (
+        ("response", (str,), "text"),
+        ("gold", (str, int, float), "text or a number"),
+        ("kind", (str,), "text"),
+    ):
+        if field not in row:
+            raise UserError(f"{place}: field {field!r} is missing")
+        if not isinstance(row[field], types) or isinstance(row[field], bool):
+            raise UserError(f"{place}: field {field!r} must be {wanted}, not {json.dumps(row[field])[:60]}")
+    truncated = row.get("truncated", False)
+    if not isinstance(truncated, bool):
+        raise UserError(f"{place}: field 'truncated' must be true or false, not {json.dumps(truncated)[:60]}")
+    try:
+        verdict = grade(row["response"], str(row["gold"]), row["kind"], truncated=truncated)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    return {**row, "answer": verdict.answer, "correct": verdict.correct, "reason": verdict.reason}
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""iGSM: synthetic grade-school mathematics with an exact number of operations (docs/igsm.md)."""

@@ -1,0 +1,177 @@
+"""Datasets on disk: Parquet in BRIDGE's two schemas, and users' own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bridge.errors import UserError
+from bridge.tasks.base import Example, Split
+from bridge.tasks.frames import Message
+
+ROWS_AT_ONCE = 5_000  # rows in memory, and in one row group
+
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+SFT_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("message", _MESSAGES),
+        (
+            "extra_info",
+            pa.struct([("num_ops", pa.int64()), ("final_answer", pa.int64()), ("answer_with_mask", pa.string())]),
+        ),
+    ]
+)
+RL_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", _MESSAGES),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.int64())])),
+        ("extra_info", pa.struct([("num_ops", pa.int64()), ("answer", pa.string())])),
+    ]
+)
+
+
+def write_table(rows: Iterable[Example], split: Split, source: str, path: Path) -> int:
+    """Write rows with the schema of their split, a few thousand at a time; returns their number."""
+    schema, record = (SFT_SCHEMA, _sft_record) if split == "sft" else (RL_SCHEMA, _rl_record)
+    count = 0
+    iterator = iter(rows)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := [record(row, source) for row in islice(iterator, ROWS_AT_ONCE)]:
+            writer.write_table(pa.Table.from_pylist(batch, schema))
+            count += len(batch)
+    return count
+
+
+def _sft_record(row: Example, source: str) -> dict[str, object]:
+    return {
+        "data_source": source,
+        "message": [*row.prompt, {"role": "assistant", "content": row.response}],
+        "extra_info": {"num_ops": row.extra["num_ops"], "final_answer": int(row.gold), "answer_with_mask": None},
+    }
+
+
+def _rl_record(row: Example, source: str) -> dict[str, object]:
+    return {
+        "data_source": source,
+        "prompt": row.prompt,
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": int(row.gold)},
+        "extra_info": {"num_ops": row.extra["num_ops"], "answer": row.response},
+    }
+
+
+def read_examples(path: Path) -> list[Example]:
+    """The rows of a dataset artifact (a folder with data.parquet), of a `.parquet` or of a `.jsonl` file.
+
+    A line of a user's `.jsonl` is `{"prompt": text or messages, "response": text, "gold": text}`, the last two
+    optional; a `.parquet` file may have these columns too. Raises UserError naming the row and the field.
+    """
+    file = path / "data.parquet" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; a dataset is a folder with data.parquet, a .parquet or a .jsonl file")
+    if file.suffix == ".jsonl":
+        records: Iterator[tuple[str, object]] = _jsonl(file)
+    elif file.suffix == ".parquet":
+        records = _parquet(file)
+    else:
+        raise UserError(f"{file}: a dataset is a folder with data.parquet, a .parquet or a .jsonl file")
+    examples = [_example(where, str(index), record) for index, (where, record) in enumerate(records)]
+    if not examples:
+        raise UserError(f"{file}: the dataset has no rows")
+    return examples
+
+
+def _jsonl(file: Path) -> Iterator[tuple[str, object]]:
+    # newline="\n": other line separators, such as U+2028, may stand inside a JSON string.
+    with file.open(encoding="utf-8", newline="\n") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    where = f"{file}, line {number}"
+                    try:
+                        yield where, json.loads(line)
+                    except ValueError as error:
+                        raise UserError(f"{where}: not JSON ({error})") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: not UTF-8 text ({error})") from None
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, object]]:
+    try:
+        with pq.ParquetFile(file) as table:
+            row = 0
+            for batch in table.iter_batches(ROWS_AT_ONCE):
+                for record in batch.to_pylist():
+                    yield f"{file}, row {row}", record
+                    row += 1
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file}: cannot be read as Parquet ({error})") from None
+
+
+def _example(where: str, index: str, record: object) -> Example:
+    """One row of any of the known shapes."""
+    if not isinstance(record, Mapping):
+        raise UserError(f"{where}: a row must be an object with at least `prompt`")
+    if "message" in record:
+        messages = _messages(where, "message", record["message"])
+        if messages[-1]["role"] != "assistant" or len(messages) < 2:
+            raise UserError(f"{where}: `message` must be a prompt and then an assistant turn")
+        extra = _extra(where, record)
+        gold = extra.get("final_answer")
+        return Example(index, messages[:-1], messages[-1]["content"], "" if gold is None else str(gold), _known(extra))
+    prompt = _messages(where, "prompt", record.get("prompt"))
+    if "reward_model" in record:
+        reward, extra = record["reward_model"], _extra(where, record)
+        if not isinstance(reward, Mapping) or reward.get("ground_truth") is None:
+            raise UserError(f"{where}: `reward_model` has no `ground_truth`")
+        gold = reward["ground_truth"]
+        known = _known({**extra, "final_answer": gold})
+        return Example(index, prompt, _text(where, "extra_info.answer", extra.get("answer")), str(gold), known)
+    response = _text(where, "response", record.get("response"))
+    gold = record.get("gold")
+    if isinstance(gold, bool) or not isinstance(gold, str | int | float | None):
+        raise UserError(f"{where}: `gold` must be text or a number")
+    return Example(index, prompt, response, "" if gold is None else str(gold))
+
+
+def _messages(where: str, field: str, value: Any) -> list[Message]:
+    if isinstance(value, str) and value.strip():
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where}: `{field}` must be text or a list of messages, and not empty")
+    for message in value:
+        if not (
+            isinstance(message, Mapping)
+            and message.get("role") in ("system", "user", "assistant")
+            and isinstance(message.get("content"), str)
+        ):
+            raise UserError(
+                f"{where}: each message of `{field}` needs `role` (system, user or assistant) and `content` (text)"
+            )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _text(where: str, field: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{where}: `{field}` must be text")
+    return value
+
+
+def _extra(where: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    extra = record.get("extra_info")
+    if extra is not None and not isinstance(extra, Mapping):
+        raise UserError(f"{where}: `extra_info` must be an object")
+    return extra or {}
+
+
+def _known(extra: Mapping[str, Any]) -> dict[str, object]:
+    return {name: extra[name] for name in ("num_ops", "final_answer") if extra.get(name) is not None}
