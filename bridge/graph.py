@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.config.experiment import Experiment, Point, init_settings
 from bridge.config.problems import nearest
@@ -18,9 +18,8 @@ FORMAT = 1  # of the artifacts; a new number makes every fingerprint new
 BASE = "base"  # the implicit stage that makes `$model` from scratch
 
 
-@dataclass(frozen=True)
-class Edge:
-    """An input that is the artifact of another element."""
+class Edge(NamedTuple):
+    """An input that is the artifact of another element; also the key of that element."""
 
     stage: str
     element: int
@@ -333,8 +332,8 @@ def arrays(
         groups: dict[tuple[str, ...], list[int]] = {}
         for index, edges in enumerate(needs):
             if (stage, index) not in sealed and (stage, index) not in active:
-                waits = {where[edge][0] for edge in edges if edge in where}
-                groups.setdefault(tuple(sorted(waits)), []).append(index)
+                upstream = {where[edge][0] for edge in edges if edge in where}
+                groups.setdefault(tuple(sorted(upstream)), []).append(index)
         chunks = [
             (waits, members[start : start + max_array])
             for waits, members in groups.items()

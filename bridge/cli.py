@@ -1,0 +1,401 @@
+"""The command line: one function per command, no logic. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from bridge import __version__
+from bridge.errors import UserError, WorkFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.launch.states import ElementState
+    from bridge.runs import Run
+
+app = typer.Typer(
+    name="bridge-rl",
+    help="Take a language model through data, SFT, RL and evaluation, on this machine or on a Slurm cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Experiment = Annotated[Path, typer.Argument(metavar="EXP", help="The experiment file, such as jobs/demo.yaml.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as stages.sft.lr=1e-5.")
+]
+ProfileName = Annotated[
+    str, typer.Option("--profile", "-p", metavar="NAME", help="How to run: slurm/NAME.yaml, or a file.")
+]
+Runs = Annotated[
+    Path | None, typer.Option("--runs", metavar="DIR", help="Where runs lie. Default: $BRIDGE_RUNS, else runs/.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or its folder.")]
+Where = Annotated[str, typer.Argument(metavar="STAGE[/ELEMENT]", help="Such as sft or sft/3.")]
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    debug = "--debug" in sys.argv
+    usage_error = typer.BadParameter.__mro__[2]  # ClickException, of click or of the copy of it inside typer
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except UserError as error:
+        _fail(error, 2, debug)
+    except WorkFailedError as error:
+        _fail(error, 1, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:  # `bridge-rl status | head`
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        if isinstance(error, usage_error):
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(2)
+        if debug:
+            raise
+        sys.stderr.write(
+            f"error: {type(error).__name__}: {error}\n(this is a fault of bridge-rl; --debug shows where)\n"
+        )
+        sys.exit(1)
+
+
+def _fail(error: Exception, code: int, debug: bool) -> NoReturn:
+    if debug:
+        raise error
+    sys.stderr.write(f"error: {error}\n")
+    sys.exit(code)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"bridge-rl {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error (give it first).")] = False,
+) -> None:
+    """Options of every command."""
+
+
+# ---- the experiment
+
+
+@app.command(epilog="Example: bridge-rl plan jobs/demo.yaml --profile devcluster --scripts")
+def plan(
+    experiment: Experiment,
+    settings: Settings = None,
+    profile: ProfileName = "local",
+    runs: Runs = None,
+    scripts: Annotated[bool, typer.Option("--scripts", help="Print the exact sbatch scripts.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything that can be checked and show the graph. Submits nothing, needs no cluster."""
+    from bridge.launch import show
+    from bridge.launch.prepare import prepare
+    from bridge.runs import runs_folder
+
+    planned = prepare(experiment, settings or [], profile)
+    overview = show.overview(planned, runs_folder(runs))
+    if scripts:
+        sys.stdout.write(show.scripts_text(planned, runs_folder(runs)))
+    elif as_json:
+        _print_json(overview)
+    else:
+        show.print_overview(overview)
+
+
+@app.command(epilog="Example: bridge-rl launch jobs/demo.yaml stages.rl.steps=40 --profile devcluster --wait")
+def launch(
+    experiment: Experiment,
+    settings: Settings = None,
+    profile: ProfileName = "local",
+    runs: Runs = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the end; 0 only if every stage sealed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit an experiment. The same experiment again goes on where the run stands, and repeats nothing."""
+    from bridge.launch.prepare import prepare
+    from bridge.runs import create, runs_folder
+
+    planned = prepare(experiment, settings or [], profile)
+    run = create(planned.request, runs_folder(runs))
+    _launch(run, planned.profile, profile, wait, as_json)
+
+
+@app.command(epilog="Example: bridge-rl resume demo-1a2b3c4d --wait")
+def resume(
+    run: RunName,
+    runs: Runs = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the end; 0 only if every stage sealed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Launch the same run again: only what is not sealed and not in hand."""
+    from bridge.runs import open_run, runs_folder
+
+    found = open_run(run, runs_folder(runs))
+    _launch(found, found.profile(), found.record["profile_name"], wait, as_json)
+
+
+def _launch(run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool) -> None:
+    from bridge.launch.submit import launch as submit
+
+    jobs = submit(run, profile, profile_name)
+    if as_json:
+        _print_json({"run": run.id, "dir": str(run.folder), "jobs": jobs})
+    else:
+        sys.stdout.write(f"{run.id}\n")
+    if not jobs:
+        _say("nothing to submit: every stage is sealed or in hand")
+    elif profile.cluster == "local" and not wait:
+        pid = next(iter(jobs.values()))[0]
+        _say(
+            f"runs in the background (process {pid}); see it with `bridge-rl status {run.id}`, "
+            f"stop it with `bridge-rl cancel {run.id}`"
+        )
+    if wait:
+        _wait(run)
+
+
+def _wait(run: Run) -> Sequence[ElementState]:
+    """Wait for the end of a run; leaves with 1 if not everything was sealed, with 130 on Ctrl-C."""
+    from bridge.launch.submit import cancel as stop
+    from bridge.launch.watch import wait
+
+    try:
+        states = wait(run)
+    except KeyboardInterrupt:
+        if run.profile().cluster == "local":
+            stop(run, list(run.elements.values()))
+            _say(f"\nstopped; what was done is kept: go on with `bridge-rl resume {run.id}`")
+        else:
+            _say(f"\nthe jobs go on; see `bridge-rl status {run.id}`, stop them with `bridge-rl cancel {run.id}`")
+        raise
+    wrong = [s for s in states if s.state != "done"]
+    if wrong:
+        lines = "\n".join(f"  {s.stage}/{s.element}: {s.state}: {s.reason}" for s in wrong[:20])
+        raise WorkFailedError(f"{run.id}: {len(wrong)} of {len(states)} elements are not sealed\n{lines}")
+    return states
+
+
+@app.command(epilog="Example: bridge-rl demo --seed 1")
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of init, SFT, RL and sampling; the problems stay the same.")] = 0,
+    profile: ProfileName = "local",
+    runs: Runs = None,
+    as_json: AsJson = False,
+) -> None:
+    """The whole chain on this machine with the small shipped experiment: data, SFT, convert, RL, convert, evaluate."""
+    import time
+
+    from bridge.launch import show
+    from bridge.launch.prepare import prepare, shipped
+    from bridge.launch.submit import launch as submit
+    from bridge.runs import create, runs_folder
+
+    experiment = shipped("jobs", "demo.yaml")
+    if experiment is None:
+        raise UserError("jobs/demo.yaml is missing from this installation; install bridge-rl again")
+    started = time.monotonic()
+    planned = prepare(experiment, [f"seed={seed}"], profile)
+    run = create(planned.request, runs_folder(runs))
+    _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
+    submit(run, planned.profile, profile)
+    _wait(run)
+    result = show.demo_result(run, time.monotonic() - started)
+    if as_json:
+        _print_json(result)
+    else:
+        show.print_demo(result)
+
+
+# ---- what became of it
+
+
+@app.command(epilog="Example: bridge-rl status demo --watch")
+def status(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Without it: all runs.")] = None,
+    runs: Runs = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and redraw until the run is over.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """One line per element, with reasons; without RUN, one line per run."""
+    from bridge.launch import show
+    from bridge.runs import all_runs, open_run, runs_folder
+
+    if run is None:
+        summaries = [show.run_summary(r) for r in all_runs(runs_folder(runs))]
+        _print_json(summaries) if as_json else show.print_runs(summaries, runs_folder(runs))
+        return
+    found = open_run(run, runs_folder(runs))
+    if watch and not as_json:
+        show.watch_status(found)
+    elif as_json:
+        _print_json(show.status(found))
+    else:
+        show.print_status(show.status(found))
+
+
+@app.command(epilog="Example: bridge-rl logs demo rl/0 --follow")
+def logs(
+    run: RunName,
+    where: Where,
+    runs: Runs = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the job is over.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="An earlier attempt. Default: the last.")] = None,
+) -> None:
+    """What a job printed."""
+    from bridge.launch import show
+    from bridge.runs import open_run, runs_folder
+
+    show.print_logs(open_run(run, runs_folder(runs)), where, attempt, follow)
+
+
+@app.command(epilog="Example: bridge-rl cancel demo rl")
+def cancel(
+    run: RunName,
+    where: Annotated[str | None, typer.Argument(metavar="[STAGE[/ELEMENT]]", help="Without it: the whole run.")] = None,
+    runs: Runs = None,
+) -> None:
+    """Cancel a run, a stage or an element, and everything that waits for it. What is sealed stays."""
+    from bridge.launch.submit import cancel as stop
+    from bridge.runs import open_run, runs_folder
+
+    found = open_run(run, runs_folder(runs))
+    stopped = stop(found, found.find(where) if where else list(found.elements.values()))
+    _say(f"cancelled: {', '.join(e.name for e in stopped)}" if stopped else "nothing to cancel: nothing is open")
+
+
+# ---- single steps
+
+
+@app.command(epilog="Example: bridge-rl data igsm --split sft --size 2000 --seed 0 -o sft.parquet ops=[15,20]")
+def data(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task, such as igsm.")],
+    split: Annotated[str, typer.Option(help="sft, rl, val or test.")],
+    size: Annotated[int, typer.Option(min=1, help="Number of rows.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="Where to write.")],
+    seed: Annotated[int, typer.Option(help="Draws the problems and the wording.")] = 0,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one split of a task. KEY=VALUE sets the task's settings, or `behavior`."""
+    from bridge.stages import alone
+
+    summary = alone.write_data(task, split, size, seed, output, settings or [])
+    _print_json(summary) if as_json else _say(alone.describe_data(summary, output))
+
+
+@app.command(
+    "eval", epilog="Example: bridge-rl eval out/model --task test.parquet --samples 8 -o out/eval temperature=0.7"
+)
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub name.")],
+    task: Annotated[
+        str, typer.Option(metavar="T", help="A task (igsm), a dataset artifact, or a .parquet/.jsonl file.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the evaluation goes.")],
+    samples: Annotated[int, typer.Option(min=1, help="Answers per problem.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sample, grade and score a model. KEY=VALUE sets the stage's settings; `task.KEY=VALUE` the task's."""
+    from bridge.launch import show
+    from bridge.stages import alone
+
+    result = alone.evaluate(model, task, output, samples, limit, settings or [])
+    _print_json(result) if as_json else show.print_eval(result)
+
+
+@app.command(epilog="Example: bridge-rl compare runs/demo-1a2b/stages/eval/2 runs/demo-1a2b/stages/eval/1")
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="An evaluation.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same problems.")],
+    as_json: AsJson = False,
+) -> None:
+    """Paired comparison of two evaluations: A − B, question by question."""
+    from bridge.launch import show
+
+    rows = show.comparison(a, b)
+    _print_json(rows) if as_json else show.print_comparison(rows)
+
+
+@app.command(epilog="Example: bridge-rl grade answers.jsonl -o graded.jsonl")
+def grade(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Rows with response, gold and kind.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Where to write.")],
+) -> None:
+    """Grade answers: adds answer, correct and reason to each row."""
+    from bridge.stages import alone
+
+    _say(alone.grade_file(source, output))
+
+
+@app.command(epilog="Example: bridge-rl convert runs/x/stages/sft/0/checkpoint.pt out/model --dtype bfloat16")
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint file, or the folder that holds it.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    base: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Where to look for config and tokenizer last.")
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest weight file.")] = "5GB",
+    as_json: AsJson = False,
+) -> None:
+    """A training checkpoint becomes a safetensors folder that transformers and vLLM load. Nothing is unpickled."""
+    from bridge.launch import show
+    from bridge.stages import alone
+
+    report = alone.convert_file(source, output, dtype, base, max_shard_size)
+    _print_json(report) if as_json else show.print_mapping(report)
+
+
+@app.command(epilog="Example: bridge-rl inspect runs/demo-1a2b/stages/sft/0")
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint, model folder or artifact.")],
+    as_json: AsJson = False,
+) -> None:
+    """What a checkpoint, a model folder or an artifact holds. Nothing is unpickled."""
+    from bridge.launch import show
+    from bridge.stages import alone
+
+    facts = alone.inspect_path(path)
+    _print_json(facts) if as_json else show.print_mapping(facts)
+
+
+@app.command(epilog="Example: bridge-rl doctor --profile devcluster")
+def doctor(profile: ProfileName = "local", runs: Runs = None, as_json: AsJson = False) -> None:
+    """Is this machine or cluster ready? Each check with its remedy."""
+    from bridge.launch import doctor as checks
+    from bridge.runs import runs_folder
+
+    found = checks.examine(profile, runs_folder(runs))
+    _print_json([c.to_json() for c in found]) if as_json else checks.print_checks(found)
+    if not all(check.ok for check in found):
+        raise typer.Exit(1)

@@ -1,0 +1,98 @@
+"""From files on disk to a request: the only reading that happens before a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+import bridge
+from bridge.config.experiment import parse_overrides, points
+from bridge.config.problems import nearest, refuse, sentences
+from bridge.config.profile import Allocation, Profile
+from bridge.config.stages import STAGE_KINDS
+from bridge.config.yaml import read_mapping
+from bridge.errors import UserError
+from bridge.graph import Graph, build
+from bridge.runs import Request, code_digest, external_digests
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that was checked, and the profile to run it with."""
+
+    request: Request
+    profile: Profile
+
+    @property
+    def graph(self) -> Graph:
+        return self.request.graph
+
+
+def shipped(kind: str, name: str) -> Path | None:
+    """A file that comes with the package: `jobs/demo.yaml`, `slurm/local.yaml`. Inside a wheel, or in the checkout."""
+    package = Path(bridge.__file__).parent
+    for root in (package / "_shipped", package.parent):
+        path = root / kind / name
+        if path.is_file():
+            return path
+    return None
+
+
+def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Plan:
+    """Read, check and resolve everything that a run is made of. Changes nothing.
+
+    Raises:
+        UserError: naming the file, the field and the remedy.
+    """
+    text, raw = read_mapping(experiment)
+    name = str(experiment)
+    pairs = parse_overrides(overrides)
+    graph = build(points(raw, pairs, name, text), name)
+    profile = load_profile(profile_name)
+    request = Request(
+        graph=graph,
+        text=text,
+        source=str(experiment.absolute()),
+        experiment=raw,
+        overrides=overrides,
+        profile_name=Path(profile_name).stem,
+        profile=profile.model_dump(mode="json"),
+        externals=external_digests(graph),
+        code=code_digest(),
+    )
+    return Plan(request, profile)
+
+
+def load_profile(name: str) -> Profile:
+    """A profile by path, or by name: `slurm/NAME.yaml` here, else the one that comes with the package."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(name).expanduser()
+    else:
+        here = Path("slurm") / f"{name}.yaml"
+        found = here if here.is_file() else shipped("slurm", f"{name}.yaml")
+        if found is None:
+            home = shipped("slurm", "local.yaml")
+            known = {p.stem for folder in (Path("slurm"), home.parent if home else None) if folder
+                     for p in folder.glob("*.yaml")}  # fmt: skip
+            raise UserError(
+                f"there is no profile {name!r}{nearest(name, known)} (or name a file: --profile ./mine.yaml)"
+            )
+        path = found
+    _, raw = read_mapping(path)
+    try:
+        profile = Profile.model_validate(raw)
+    except ValidationError as error:
+        keys: dict[tuple[str | int, ...], Iterable[str]] = {
+            (): Profile.model_fields,
+            ("defaults",): Allocation.model_fields,
+            **{("stages", kind): Allocation.model_fields for kind in STAGE_KINDS},
+        }
+        problems = [f"{'.'.join(map(str, where))}: {sentence}" for where, sentence in sentences(error, keys)]
+        raise refuse(str(path), problems) from None
+    for kind in profile.stages:
+        if kind not in STAGE_KINDS:
+            raise UserError(f"{path}: stages.{kind}: there is no such kind of stage{nearest(kind, STAGE_KINDS)}")
+    return profile

@@ -1,0 +1,230 @@
+"""What people and programs are shown: plans, states, logs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from bridge.errors import UserError
+from bridge.graph import Array, Edge, arrays, ranges
+from bridge.launch.prepare import Plan
+from bridge.launch.states import ACTIVE, ElementState, run_state
+from bridge.launch.submit import observe, scripts
+from bridge.launch.watch import note, read_progress
+from bridge.runs import Run, recorded_elements
+
+Json = dict[str, Any]
+
+COLOURS = {"done": "green", "running": "cyan", "failed": "red", "blocked": "red", "cancelled": "yellow"}
+
+
+def console() -> Console:
+    """Standard output, as wide as it needs when nobody looks at it."""
+    return Console() if sys.stdout.isatty() else Console(width=240)
+
+
+# ---- plan
+
+
+def _planned(plan: Plan, runs: Path) -> tuple[frozenset[Edge], list[Array]]:
+    folder = runs / plan.request.run_id
+    sealed = Run(folder).sealed() if (folder / "run.json").is_file() else frozenset()
+    return sealed, arrays(plan.graph.parents(), sealed, max_array=plan.profile.max_array)
+
+
+def overview(plan: Plan, runs: Path) -> Json:
+    """The graph as `plan --json` prints it."""
+    sealed, planned = _planned(plan, runs)
+    stage_of = {array.name: array.stage for array in planned}
+    jobs = []
+    for node in plan.graph.stages:
+        own = [array for array in planned if array.stage == node.name]
+        after = {(stage_of[a.array], a.kind): None for array in own for a in array.after if a.array}
+        jobs.append(
+            {
+                "stage": node.name,
+                "kind": node.kind,
+                "elements": len(node.elements),
+                "arrays": [ranges(array.elements) for array in own],
+                "after": [{"stage": stage, "type": kind} for stage, kind in after],
+                "sealed": sum(key.stage == node.name for key in sealed),
+            }
+        )
+    return {"experiment": plan.graph.name, "run": plan.request.run_id, "jobs": jobs}
+
+
+def scripts_text(plan: Plan, runs: Path) -> str:
+    """Every script, each after a comment with the sbatch options that are not in it."""
+    if plan.profile.cluster != "slurm":
+        raise UserError(f"profile {plan.request.profile_name}: runs on this machine and needs no sbatch scripts")
+    _, planned = _planned(plan, runs)
+    texts = scripts(plan.request.run_id, recorded_elements(plan.request), planned, plan.profile)
+    parts = []
+    for array in planned:
+        after = ",".join(f"{edge.kind}:<{edge.array}>" for edge in array.after)
+        option = f" --dependency={after}" if after else ""
+        parts.append(f"### sbatch --parsable --chdir=RUN/code{option}   # {array.name}\n{texts[array.name]}")
+    return "\n".join(parts)
+
+
+def print_overview(value: Json) -> None:
+    table = Table(title=f"{value['experiment']}: run {value['run']}", title_justify="left")
+    for column in ("stage", "kind", "elements", "arrays", "after", "sealed"):
+        table.add_column(column, justify="right" if column in ("elements", "sealed") else "left")
+    for job in value["jobs"]:
+        after = ", ".join(f"{a['type']} {a['stage']}" for a in job["after"])
+        table.add_row(
+            job["stage"], job["kind"], str(job["elements"]), " ".join(job["arrays"]), after, str(job["sealed"])
+        )
+    console().print(table)
+
+
+# ---- status
+
+
+def run_summary(run: Run) -> Json:
+    """One run in one line."""
+    states = observe(run)
+    return {
+        "run": run.id,
+        "state": run_state(states),
+        "done": sum(s.state == "done" for s in states),
+        "elements": len(states),
+        "created": run.record["created"],
+        "dir": str(run.folder),
+    }
+
+
+def status(run: Run) -> Json:
+    """A run as `status --json` prints it."""
+    states = observe(run)
+    return {"run": run.id, "state": run_state(states), "elements": [s.to_json() for s in states]}
+
+
+def print_runs(summaries: Sequence[Json], runs: Path) -> None:
+    if not summaries:
+        console().print(f"no runs in {runs}", markup=False)
+        return
+    table = Table()
+    for column in ("run", "state", "done", "created"):
+        table.add_column(column)
+    for item in summaries:
+        table.add_row(item["run"], _coloured(item["state"]), f"{item['done']}/{item['elements']}", item["created"])
+    console().print(table)
+
+
+def print_status(value: Json) -> None:
+    console().print(_status_table(value))
+
+
+def _status_table(value: Json, run: Run | None = None) -> Table:
+    table = Table(title=f"{value['run']}: {value['state']}", title_justify="left")
+    for column in ("stage", "state", "attempts", "job", "what", "reason"):
+        table.add_column(column, overflow="fold")
+    for item in value["elements"]:
+        reason = item["reason"]
+        if run is not None and item["state"] == "running":
+            facts = read_progress(run, Edge(item["stage"], item["element"]))
+            reason = f"{facts.get('done', 0)}/{facts.get('total', '?')} {note(facts)}"
+        table.add_row(
+            f"{item['stage']}/{item['element']}",
+            _coloured(item["state"]),
+            str(item["attempts"]),
+            item["job"] or "",
+            item["label"],
+            _plain(reason),
+        )
+    return table
+
+
+def watch_status(run: Run) -> None:
+    """Redraw the status in place until the run is over."""
+    with Live(console=Console(), auto_refresh=False) as live:
+        while True:
+            value = status(run)
+            live.update(_status_table(value, run), refresh=True)
+            if not any(item["state"] in ACTIVE for item in value["elements"]):
+                return
+            time.sleep(2.0)
+
+
+def _coloured(state: str) -> str:
+    colour = COLOURS.get(state)
+    return f"[{colour}]{state}[/]" if colour else state
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+# ---- logs
+
+
+def print_logs(run: Run, where: str, attempt: int | None, follow: bool) -> None:
+    """Copy the log of an attempt to standard output; all elements of a stage one after the other."""
+    for element in run.find(where):
+        key = Edge(element.stage, element.index)
+        last = max((line.get("attempt", 0) for line in run.attempts(key)), default=0)
+        if attempt is not None and attempt > last:
+            raise UserError(f"{run.id}: {element.name} has had {last} attempts, there is no number {attempt}")
+        if last == 0 and not follow:
+            hosts = _host_logs(run, key)
+            if not hosts:
+                raise UserError(f"{run.id}: {element.name} has not started, so there is no log yet")
+            sys.stdout.write(hosts)
+            continue
+        if "/" not in where:
+            sys.stdout.write(f"==> {element.name} <==\n")
+        _copy(run, key, attempt or max(last, 1), follow)
+
+
+def _copy(run: Run, key: Edge, attempt: int, follow: bool) -> None:
+    log, position = run.log(key, attempt), 0
+    while True:
+        if log.is_file():
+            with log.open("rb") as file:
+                file.seek(position)
+                data = file.read()
+                position += len(data)
+            sys.stdout.write(data.decode("utf-8", "replace"))
+            sys.stdout.flush()
+        if not follow or _state_of(run, key).state not in ACTIVE:
+            return
+        time.sleep(1.0)
+
+
+def _state_of(run: Run, key: Edge) -> ElementState:
+    return next(s for s in observe(run) if (s.stage, s.element) == key)
+
+
+def _host_logs(run: Run, key: Edge) -> str:
+    """What the scheduler's side of an element printed, for a job that died before the stage began."""
+    job = next((s.job for s in observe(run) if (s.stage, s.element) == key), None)
+    found = [*(run.folder / "logs" / key.stage).glob(f"{job}.host.log")]
+    found += (run.folder / "scripts").glob(f"*/{job}_0_log.out")
+    return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found)
+
+
+# ---- facts
+
+
+def print_mapping(value: Mapping[str, Any]) -> None:
+    """A mapping, one key per line; long lists are cut."""
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            sys.stdout.write(f"{key}:\n")
+            for name, inner in list(item.items())[:200]:
+                sys.stdout.write(f"  {name}: {inner}\n")
+        elif isinstance(item, list):
+            sys.stdout.write(f"{key}: {len(item)}\n")
+            for inner in item[:200]:
+                sys.stdout.write(f"  {inner}\n")
+        else:
+            sys.stdout.write(f"{key}: {item}\n")

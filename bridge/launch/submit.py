@@ -1,0 +1,194 @@
+"""Launch, observe, cancel: the same three verbs for this machine and for Slurm."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bridge.config.profile import Profile, allocation
+from bridge.config.stages import Resources
+from bridge.errors import WorkFailedError
+from bridge.graph import After, Array, Edge, arrays
+from bridge.launch import local
+from bridge.launch.script import sbatch_script
+from bridge.launch.states import ElementState, Seen, State, active_jobs, scheduler_state, with_parents
+from bridge.runs import Run, RunElement
+
+
+def scripts(run_id: str, elements: Sequence[RunElement], planned: Sequence[Array], profile: Profile) -> dict[str, str]:
+    """The sbatch script of each array. Pure: what `plan --scripts` shows is what `launch` submits."""
+    by_key = {(e.stage, e.index): e for e in elements}
+    found = {}
+    for array in planned:
+        first = by_key[array.stage, array.elements[0]]
+        need = allocation(profile, first.kind, Resources(**first.settings["resources"]))
+        found[array.name] = sbatch_script(run_id, array, need, profile, profile.python or sys.executable)
+    return found
+
+
+def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]]:
+    """Submit everything of a run that is neither sealed nor in hand; job ids by stage.
+
+    Raises:
+        UserError: another process is launching the run, or there is no cluster here.
+        WorkFailedError: the scheduler refused; what this call had submitted before is cancelled again.
+    """
+    if profile.cluster == "slurm":
+        from bridge.launch import slurm
+
+        slurm.require_slurm(profile, profile_name)
+    with run.lock("launch", "launching"):
+        states = observe(run)
+        if all(s.state == "done" for s in states):
+            return {}
+        if profile.cluster == "local":
+            return _launch_local(run, profile)
+        return _launch_slurm(run, profile, states)
+
+
+def _note_launch(run: Run, profile: Profile) -> None:
+    run.note_submission({"event": "launch", "time": time.time(), "profile": profile.model_dump(mode="json")})
+
+
+def _launch_local(run: Run, profile: Profile) -> dict[str, list[str]]:
+    if run.locked("local"):
+        return {}
+    _note_launch(run, profile)
+    process = local.start(run, profile)
+    return {stage: [str(process)] for stage in run.parents()}
+
+
+def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
+    from bridge.launch import slurm
+
+    stale = [s.job for s in states if s.state == "blocked" and s.job]
+    sealed = frozenset((s.stage, s.element) for s in states if s.state == "done")
+    active = {(key.stage, key.element): job for key, job in active_jobs(states).items()}
+    planned = arrays(run.parents(), sealed, active, profile.max_array)
+    if not planned:
+        return {}
+    slurm.cancel(profile, stale)
+    _note_launch(run, profile)
+    texts = scripts(run.id, list(run.elements.values()), planned, profile)
+    submitted: dict[str, str] = {}  # array → job id
+    result: dict[str, list[str]] = {}
+    try:
+        for array in planned:
+            wanted = dependency(array.after, submitted)
+            jobs = slurm.submit(run, array, texts[array.name], wanted, profile)
+            submitted[array.name] = jobs[0].partition("_")[0]
+            result.setdefault(array.stage, []).append(submitted[array.name])
+            run.note_submission(
+                {
+                    "event": "submit",
+                    "time": time.time(),
+                    "stage": array.stage,
+                    "elements": list(array.elements),
+                    "jobs": jobs,
+                    "dependency": wanted,
+                }
+            )
+    except (WorkFailedError, KeyboardInterrupt):
+        slurm.cancel(profile, list(submitted.values()))
+        raise
+    return result
+
+
+def dependency(after: Iterable[After], submitted: dict[str, str]) -> str | None:
+    """sbatch's `--dependency` for one array, such as `aftercorr:12,afterok:15`."""
+    parts = []
+    for edge in after:
+        jobs = [submitted[edge.array]] if edge.array is not None else list(edge.jobs)
+        parts.append(":".join([edge.kind, *jobs]))
+    return ",".join(parts) or None
+
+
+def observe(run: Run) -> list[ElementState]:
+    """The state of every element, stages in the order of the graph.
+
+    The scheduler is asked before the seals are read: what it says is over then is over, and an element that
+    ends in between is simply done.
+    """
+    jobs: dict[Edge, str] = {}
+    for line in run.submissions():
+        for index, job in zip(line.get("elements", []), line.get("jobs", []), strict=False):
+            jobs[Edge(line["stage"], index)] = job
+    profile = run.profile()
+    if profile.cluster == "local":
+        seen = local.look_up(run)
+    else:
+        from bridge.launch import slurm
+
+        sealed = run.sealed()
+        seen = slurm.look_up(profile, {key: job for key, job in jobs.items() if key not in sealed})
+    sealed = run.sealed()
+    found: dict[Edge, ElementState] = {}
+    for key, element in run.elements.items():
+        parents = [(f"{p.stage}/{p.element}", found[p]) for p in element.parents]
+        found[key] = _element_state(run, element, key in sealed, jobs.get(key), seen.get(key), parents)
+    return list(found.values())
+
+
+def _element_state(
+    run: Run,
+    element: RunElement,
+    sealed: bool,
+    job: str | None,
+    seen: Seen | None,
+    parents: Sequence[tuple[str, ElementState]],
+) -> ElementState:
+    key = Edge(element.stage, element.index)
+    attempts = run.attempts(key)
+    count = max((line.get("attempt", 0) for line in attempts), default=0)
+    artifact = str(run.artifact(key)) if sealed else None
+    if sealed:
+        return ElementState(*key, element.label, "done", "", job, count, artifact)
+    last = attempts[-1] if attempts else {}
+    ended = last if last.get("event") == "end" and last.get("job") == job else None
+    state: State
+    if job is None and seen is None:
+        state, reason = "unknown", "was never submitted; `resume` does it"
+    else:
+        state, reason = scheduler_state(seen, ended)
+        if state == "failed" and ended is None and (line := last_line(run.log(key, count))):
+            reason += f"; its last line: {line}"
+    state, reason = with_parents(state, reason, parents)
+    return ElementState(*key, element.label, state, reason, job, count, artifact)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says anything, at most 300 characters of it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8192))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+def cancel(run: Run, elements: Sequence[RunElement]) -> list[RunElement]:
+    """Cancel elements and everything that waits for them; what was still open among them.
+
+    Sealed artifacts stay. A later launch or resume submits the cancelled elements again.
+    """
+    chosen = {Edge(e.stage, e.index) for e in elements}
+    for key, element in run.elements.items():
+        if chosen & set(element.parents):
+            chosen.add(key)
+    states = {Edge(s.stage, s.element): s for s in observe(run)}
+    open_keys = [key for key in run.elements if key in chosen and states[key].state not in ("done", "failed")]
+    if not open_keys:
+        return []
+    run.note_submission({"event": "cancel", "time": time.time(), "keys": [[k.stage, k.element] for k in open_keys]})
+    jobs = {key: job for key in open_keys if (job := states[key].job)}
+    profile = run.profile()
+    if profile.cluster == "local":
+        local.stop(run, jobs)
+    else:
+        from bridge.launch import slurm
+
+        slurm.cancel(profile, list(jobs.values()))
+    return [run.elements[key] for key in open_keys]

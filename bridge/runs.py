@@ -1,0 +1,468 @@
+"""A run: one launch of an experiment. A directory with a write-once record, and everything that came of it.
+
+RUNS/NAME-ID/
+  run.json            the record: experiment, graph, code, versions, profile
+  experiment.yaml     the file as it was given
+  code/               the code that the jobs import, and uncommitted.diff
+  stages/STAGE/N/     artifacts; stages/STAGE/.N.work/ while one is being made
+  scripts/            what was submitted
+  logs/STAGE/         N.ATTEMPT.log from the stage, JOB.host.log from the scheduler's side
+  attempts/STAGE/     N.jsonl: start and end of each attempt
+  jobs.jsonl          what was submitted and cancelled
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import bridge
+from bridge.artifacts import file_digest, is_sealed
+from bridge.config.problems import nearest
+from bridge.config.profile import Profile
+from bridge.errors import UserError
+from bridge.graph import Edge, External, Graph, digest, fingerprints
+
+RECORD = "run.json"
+FORMAT = 1
+PACKAGES = ("torch", "transformers", "tokenizers", "vllm", "deepspeed", "numpy", "pyarrow", "safetensors", "submitit")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunElement:
+    """One element as the record holds it."""
+
+    stage: str
+    index: int
+    kind: str
+    output: str
+    label: str
+    settings: Json
+    task: Json
+    inputs: Mapping[str, Edge | External]
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}/{self.index}"
+
+    @property
+    def parents(self) -> tuple[Edge, ...]:
+        return tuple(source for source in self.inputs.values() if isinstance(source, Edge))
+
+
+class Run:
+    """An existing run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def record(self) -> Json:
+        """run.json."""
+        try:
+            value: Json = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+        except OSError:
+            raise UserError(f"{self.folder}: is no run: it has no {RECORD}") from None
+        except ValueError:
+            raise UserError(f"{self.folder / RECORD}: is damaged: not valid JSON") from None
+        if value.get("format") != FORMAT:
+            raise UserError(f"{self.folder}: was made by another version of bridge-rl (format {value.get('format')})")
+        return value
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def elements(self) -> dict[Edge, RunElement]:
+        """Every element, stages in the order of the graph."""
+        return {Edge(e.stage, e.index): e for e in _read_elements(self.record["stages"])}
+
+    def parents(self) -> dict[str, tuple[tuple[Edge, ...], ...]]:
+        """The edges, as `graph.arrays` wants them."""
+        edges: dict[str, tuple[tuple[Edge, ...], ...]] = {}
+        for key, element in self.elements.items():
+            edges[key.stage] = (*edges.get(key.stage, ()), element.parents)
+        return edges
+
+    def find(self, text: str) -> list[RunElement]:
+        """The elements that `STAGE` or `STAGE/ELEMENT` names."""
+        stage, slash, number = text.partition("/")
+        chosen = [e for e in self.elements.values() if e.stage == stage]
+        if not chosen:
+            raise UserError(f"{self.id}: there is no stage {stage!r}{nearest(stage, {e.stage for e in self.elements})}")
+        if slash:
+            chosen = [e for e in chosen if str(e.index) == number]
+            if not chosen:
+                raise UserError(f"{self.id}: the stage {stage!r} has no element {number!r}")
+        return chosen
+
+    def artifact(self, key: Edge) -> Path:
+        return self.folder / "stages" / key.stage / str(key.element)
+
+    def work(self, key: Edge) -> Path:
+        return self.folder / "stages" / key.stage / f".{key.element}.work"
+
+    def log(self, key: Edge, attempt: int) -> Path:
+        return self.folder / "logs" / key.stage / f"{key.element}.{attempt}.log"
+
+    def sealed(self) -> frozenset[Edge]:
+        """The elements whose artifact is there, by their seals."""
+        return frozenset(key for key, e in self.elements.items() if is_sealed(self.artifact(key), e.fingerprint))
+
+    def attempts(self, key: Edge) -> list[Json]:
+        """Start and end lines of each attempt, oldest first."""
+        return read_lines(self.folder / "attempts" / key.stage / f"{key.element}.jsonl")
+
+    def note_attempt(self, key: Edge, line: Json) -> None:
+        append_line(self.folder / "attempts" / key.stage / f"{key.element}.jsonl", line)
+
+    def submissions(self) -> list[Json]:
+        """What was launched, submitted and cancelled, oldest first."""
+        return read_lines(self.folder / "jobs.jsonl")
+
+    def note_submission(self, line: Json) -> None:
+        append_line(self.folder / "jobs.jsonl", line)
+
+    def profile(self) -> Profile:
+        """The profile of the last launch."""
+        value = self.record["profile"]
+        for line in self.submissions():
+            value = line.get("profile", value)
+        return Profile.model_validate(value, strict=False)
+
+    @contextmanager
+    def lock(self, name: str, doing: str) -> Iterator[None]:
+        """Hold one of the run's locks; UserError when another process has it."""
+        path = self.folder / "locks" / name
+        with open_for_append(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"{self.id}: another process is {doing} this run right now; try again later") from None
+            yield
+
+    def locked(self, name: str) -> bool:
+        """Whether some process holds a lock of this run."""
+        path = self.folder / "locks" / name
+        if not path.exists():
+            return False
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True
+            return False
+
+
+def _read_elements(stages: Sequence[Json]) -> Iterator[RunElement]:
+    for stage in stages:
+        for index, item in enumerate(stage["elements"]):
+            inputs = {
+                field: Edge(source["stage"], source["element"]) if "stage" in source else External(source["path"])
+                for field, source in item["inputs"].items()
+            }
+            facts = (item["label"], item["settings"], item["task"], inputs, item["fingerprint"])
+            yield RunElement(stage["name"], index, stage["kind"], stage["output"], *facts)
+
+
+def open_for_append(path: Path) -> Any:
+    """A file opened for appending, or UserError with the reason."""
+    try:
+        return path.open("ab")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def append_line(path: Path, line: Json) -> None:
+    """Add one JSON line; a torn line of a killed writer is closed first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                data = b"\n" + data
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[Json]:
+    """The JSON lines of a file; a torn last line is left out, a missing file is empty."""
+    found = []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    for line in text.split("\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+# ---- where runs lie
+
+
+def runs_folder(given: Path | None) -> Path:
+    """`--runs`, else $BRIDGE_RUNS, else `runs/` here; absolute."""
+    return Path(given or os.environ.get("BRIDGE_RUNS") or "runs").expanduser().absolute()
+
+
+def open_run(text: str, runs: Path) -> Run:
+    """The run that a user names: a path, an id, or the beginning of an id that only one run has."""
+    path = Path(text).expanduser()
+    if (path / RECORD).is_file():
+        return Run(path.absolute())
+    known = [p.parent.name for p in sorted(runs.glob(f"*/{RECORD}"))]
+    matching = [name for name in known if name == text] or [name for name in known if name.startswith(text)]
+    if len(matching) == 1:
+        return Run(runs / matching[0])
+    if matching:
+        raise UserError(f"{text!r} fits several runs in {runs}: {', '.join(matching)}")
+    raise UserError(f"there is no run {text!r} in {runs}{nearest(text, known)}")
+
+
+def all_runs(runs: Path) -> list[Run]:
+    """Every run in a folder, oldest first."""
+    found = [Run(path.parent) for path in runs.glob(f"*/{RECORD}")]
+    return sorted(found, key=lambda run: str(run.record.get("created", "")))
+
+
+# ---- inputs from outside
+
+
+def external_digests(graph: Graph) -> dict[str, Json]:
+    """For each external input its absolute path (or hub name) and a digest of its content.
+
+    Raises:
+        UserError: it is not there, or is not what its stage wants.
+    """
+    found: dict[str, Json] = {}
+    for stage, _, element in graph.all_elements():
+        for field, source in element.inputs:
+            if isinstance(source, External):
+                wanted = type(element.settings).input_kinds[field]
+                found[source.text] = _external(source.text, wanted, f"stages.{stage}.{field}")
+    return found
+
+
+def _external(text: str, wanted: str, where: str) -> Json:
+    path = Path(text).expanduser().absolute()
+    if path.is_dir():
+        return {"path": str(path), "digest": _folder_digest(path, wanted, where)}
+    if path.is_file() and wanted == "dataset":
+        if path.suffix not in (".parquet", ".jsonl"):
+            raise UserError(f"{where}: {text}: a data file must be .parquet or .jsonl, or an artifact folder")
+        return {"path": str(path), "digest": file_digest(path)}
+    if path.exists():
+        raise UserError(f"{where}: {text}: is no folder; a {wanted} is wanted")
+    if wanted == "model" and text.count("/") == 1 and not text.startswith((".", "~", "/")):
+        return {"path": text, "digest": digest(["hub", text])}  # a hub name; transformers looks it up
+    raise UserError(f"{where}: {text}: there is no such file or folder")
+
+
+def _folder_digest(path: Path, wanted: str, where: str) -> str:
+    from bridge.artifacts import SEAL, open_artifact
+
+    if (path / SEAL).exists():
+        try:
+            return open_artifact(path, wanted, digests=False).fingerprint
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    if wanted != "model":
+        raise UserError(f"{where}: {path}: is no artifact: it has no {SEAL}; a {wanted} is wanted")
+    if not (path / "config.json").is_file():
+        raise UserError(f"{where}: {path}: is no model folder: it has no config.json")
+    weights = [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]
+    if not weights:
+        raise UserError(f"{where}: {path}: is a model folder without weights (no *.safetensors, no pytorch_model*.bin)")
+    files = sorted(p for p in path.iterdir() if p.is_file())
+    return digest([[p.name, file_digest(p)] for p in files])
+
+
+# ---- a new run
+
+
+def code_files() -> dict[str, Path]:
+    """The package's own files: relative name → path."""
+    root = Path(bridge.__file__).parent
+    found = {}
+    for path in sorted(root.rglob("*")):
+        inside = path.relative_to(root)
+        if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "_shipped":
+            found[f"bridge/{inside.as_posix()}"] = path
+    return found
+
+
+def code_digest() -> str:
+    """SHA-256 over names and contents of the package's files."""
+    return digest([[name, file_digest(path)] for name, path in code_files().items()])
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that defines a run, resolved; from it the same id always follows."""
+
+    graph: Graph
+    text: str
+    """The experiment file."""
+    source: str
+    """Where it came from, for people."""
+    experiment: Json
+    """The experiment with overrides applied."""
+    overrides: Sequence[str]
+    profile_name: str
+    profile: Json
+    externals: Mapping[str, Json]
+    code: str
+    """Digest of the code."""
+
+    def fingerprints(self) -> dict[tuple[str, int], str]:
+        return fingerprints(self.graph, self.code, {text: e["digest"] for text, e in self.externals.items()})
+
+    @property
+    def run_id(self) -> str:
+        """NAME-ID, from the fingerprints and the profile name: a limit changed in the profile keeps the run."""
+        prints = sorted(f"{stage}/{index}/{mark}" for (stage, index), mark in self.fingerprints().items())
+        return f"{self.graph.name}-{digest([prints, self.profile_name])[:8]}"
+
+
+def create(request: Request, runs: Path) -> Run:
+    """The run directory for a request: the one that is there already, or a new one, published by one rename."""
+    run = Run(runs / request.run_id)
+    if (run.folder / RECORD).is_file():
+        return run
+    temporary = runs / f".{run.id}.{os.getpid()}.tmp"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        _fill(temporary, request, run.id)
+        try:
+            temporary.rename(run.folder)
+        except OSError:
+            if not (run.folder / RECORD).is_file():  # else another launch made the same run a moment earlier
+                raise
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or runs}: the runs folder cannot be written: {error.strerror}; "
+            "choose another with --runs or BRIDGE_RUNS"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return run
+
+
+def _fill(folder: Path, request: Request, run_id: str) -> None:
+    for name, path in code_files().items():
+        target = folder / "code" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    commit, diff = _git_state()
+    if diff:
+        (folder / "code" / "uncommitted.diff").write_bytes(diff)
+    for sub in ("stages", "scripts", "logs", "attempts", "locks"):
+        (folder / sub).mkdir()
+    (folder / "experiment.yaml").write_text(request.text, encoding="utf-8")
+    record = {
+        "format": FORMAT,
+        "run": run_id,
+        "name": request.graph.name,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "source": request.source,
+        "overrides": list(request.overrides),
+        "experiment": request.experiment,
+        "profile_name": request.profile_name,
+        "profile": request.profile,
+        "externals": dict(request.externals),
+        "code": {"digest": request.code, "commit": commit, "uncommitted_changes": bool(diff)},
+        "versions": _versions(),
+        "launched_by": {"user": getpass.getuser(), "host": socket.gethostname(), "command": sys.argv},
+        "stages": _stages(request),
+    }
+    with (folder / RECORD).open("w", encoding="utf-8") as file:
+        json.dump(record, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _stages(request: Request) -> list[Json]:
+    prints = request.fingerprints()
+    return [
+        {
+            "name": node.name,
+            "kind": node.kind,
+            "output": node.elements[0].settings.output,
+            "elements": [
+                {
+                    "label": element.label,
+                    "settings": element.settings.model_dump(mode="json"),
+                    "task": element.task.model_dump(mode="json"),
+                    "inputs": {
+                        field: {"stage": source.stage, "element": source.element}
+                        if isinstance(source, Edge)
+                        else {"path": request.externals[source.text]["path"]}
+                        for field, source in element.inputs
+                    },
+                    "fingerprint": prints[node.name, index],
+                }
+                for index, element in enumerate(node.elements)
+            ],
+        }
+        for node in request.graph.stages
+    ]
+
+
+def recorded_elements(request: Request) -> list[RunElement]:
+    """The elements of a request as a run's record would hold them."""
+    return list(_read_elements(_stages(request)))
+
+
+def _versions() -> Json:
+    found: Json = {"bridge-rl": bridge.__version__, "python": platform.python_version(), "system": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _git_state() -> tuple[str | None, bytes]:
+    """Commit and uncommitted changes of the checkout that the code comes from; (None, b"") outside of one."""
+    root = Path(bridge.__file__).parent
+
+    def git(*words: str) -> bytes | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, b""  # installed from a wheel, perhaps below somebody else's checkout
+    commit = git("rev-parse", "HEAD")
+    return commit.decode().strip() if commit else None, git("diff", "HEAD", "--", ".") or b""
