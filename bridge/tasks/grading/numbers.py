@@ -76,9 +76,11 @@ _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
 
 
 class _Literal(NamedTuple):
-    value: Fraction | None
-    """None: a number stands here, but not all of it is understood."""
+    match: re.Match[str]
+    negative: bool | None
+    """None: glued to a word, no number."""
     start: int
+    """Of the sign or currency before the digits."""
     end: int
 
 
@@ -147,14 +149,9 @@ def _clean(text: str) -> str:
 
 
 def _literals(text: str, signed_start: bool) -> list[_Literal]:
-    found = []
-    for match in _LITERAL.finditer(text):
-        negative, start = _sign(text, match.start(), signed_start)
-        value = None if negative is None else _value(match)
-        if value is not None and (_UNREAD_AFTER.match(text, match.end()) or _UNREAD_BEFORE.search(text[:start][-40:])):
-            value = None
-        found.append(_Literal(-value if value is not None and negative else value, start, match.end()))
-    return found
+    return [
+        _Literal(match, *_sign(text, match.start(), signed_start), match.end()) for match in _LITERAL.finditer(text)
+    ]
 
 
 def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
@@ -177,20 +174,30 @@ def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
     return match.group(1) == "-", match.start()
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    """The value of a literal without its sign; None where it is not one that we read."""
-    if match.end() - match.start() > MAX_DIGITS or match["bad"]:
+def _value(literal: _Literal) -> Fraction | None:
+    """The value of a literal; None where it or what it stands in is not wholly understood."""
+    match, text = literal.match, literal.match.string
+    if literal.negative is None or match.end() - match.start() > MAX_DIGITS or match["bad"]:
         return None
-    if match["decimal"]:
-        exponent = match["e"] or match["power"] or match["power2"] or (match["power3"] or "0").translate(_SUPER)
-        if abs(int(exponent)) > MAX_DIGITS:
-            return None
-        return _decimal(match["decimal"]) * Fraction(10) ** int(exponent)
-    if match["over"]:
-        whole, top, bottom = match["mixed"], match["over"], match["under"]
-    elif match["vulgar"]:
+    if _UNREAD_AFTER.match(text, match.end()) or _UNREAD_BEFORE.search(text[: literal.start][-40:]):
+        return None
+    size = _decimal_or_exponent(match) if match["decimal"] else _fraction(match)
+    return -size if size is not None and literal.negative else size
+
+
+def _decimal_or_exponent(match: re.Match[str]) -> Fraction | None:
+    exponent = match["e"] or match["power"] or match["power2"] or (match["power3"] or "").translate(_SUPER)
+    size = _decimal(match["decimal"])
+    if not exponent:
+        return size
+    return size * Fraction(10) ** int(exponent) if abs(int(exponent)) <= MAX_DIGITS else None
+
+
+def _fraction(match: re.Match[str]) -> Fraction | None:
+    whole, top, bottom = match["mixed"], match["over"], match["under"]
+    if match["vulgar"]:
         whole, (top, bottom) = match["whole"], unicodedata.normalize("NFKC", match["vulgar"]).split("\u2044")
-    else:
+    elif not top:
         whole, top, bottom = match["whole"], match["top"] or match["top1"], match["bottom"] or match["bottom1"]
     above, below = _decimal(top), _decimal(bottom)
     if below == 0 or (whole and not 0 <= above < below):
@@ -199,7 +206,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
-    return Fraction(re.sub(r"[^0-9.+-]", "", text))
+    return Fraction(int(text) if text.isdigit() else re.sub(r"[^0-9.+-]", "", text))
 
 
 def _chains(text: str, literals: list[_Literal]) -> list[list[list[_Literal]]]:
@@ -221,6 +228,6 @@ def _result(chain: list[list[_Literal]]) -> str | None:
     """The last side of an equation that is one number: 10 + 62 = 72 gives 72, and so does 72 = 10 + 62."""
     for side in reversed(chain):
         if len(side) == 1:
-            value = side[0].value
+            value = _value(side[0])
             return None if value is None else str(value)
     return None

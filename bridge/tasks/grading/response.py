@@ -22,20 +22,20 @@ _HEADING = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _TAG = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.IGNORECASE | re.DOTALL)
-_CUE = re.compile(
+# Searched for in lower case; the first letter apart, so that the search can skip to it.
+_CUE_WORD = re.compile(r"[arо答](?:(?<![a-z].)(?:nswer|ntwort|espuesta|éponse|isposta|esposta)(?![a-z])|твет|案|え)")
+_CUE_VERB = re.compile(
     r"""
-    (?:\b(?:answer|antwort|respuesta|réponse|risposta|resposta)\b|答案|答え|ответ)
     [*_`"')\]]*
     (?:\s+(?:to|for|of|in)\b[^\n.:=]{0,80}?)?          # the answer to the second question is
     (?:,[^\n,.]{1,20},)?                               # the answer, then, is
     \s*(?:\b(?:is|was|are|equals|(?:would|will|should|must|has\ to)\ be|comes\ to|ist|es|est|è|é)\b(?!\s+not\b)
        |[:：=为是]|[ ][-–—][ ])
     [*_]*\s*[:=]?
-    |\bfinal\s+answer\b[*_]*\s*                        # **Final Answer** 58
-    |^[#*_ \t]*answer[*_ \t]*$                         # a heading of its own
     """,
-    re.IGNORECASE | re.VERBOSE | re.MULTILINE,
+    re.IGNORECASE | re.VERBOSE,
 )
+_LINE_END = re.compile(r"[*_ \t]*(?:\n|\Z)")
 _DECORATION = re.compile(r"(?:[\s*_`$]|\\\[)*")
 
 
@@ -80,7 +80,7 @@ def after_hashes(text: str) -> str | None:
         return None
     for match in reversed(list(_HASH.finditer(text))):
         tail, rest = match.group(1), text[match.end() :].strip()
-        if rest and _HEADING.match(tail) and not _CUE.search(tail):
+        if rest and _HEADING.match(tail) and next(after_cues(tail), None) is None:
             continue
         return tail if tail.strip() else rest.split("\n", 1)[0]
     return None
@@ -120,9 +120,14 @@ def in_tag(text: str) -> str | None:
 def after_cues(text: str) -> Iterator[str]:
     """What follows "the answer is", "Answer:", "Final answer" and the like, last cue first: to the end of its line, or
     the next line where its own is empty."""
-    for match in reversed(list(_CUE.finditer(text))):
-        start = match.end()
+    lower = text.replace("\u0130", "I").lower()  # the one letter whose lower case is longer, which would shift places
+    for word in reversed(list(_CUE_WORD.finditer(lower))):
+        verb = _CUE_VERB.match(text, word.end())
+        start = verb.end() if verb else word.end()
+        if verb is None:
+            before = lower[lower.rfind("\n", 0, word.start()) + 1 : word.start()]
+            heading = not before.strip("#*_ \t") and _LINE_END.match(text, start)
+            if not heading and not before.endswith("final "):
+                continue
         skipped = _DECORATION.match(text, start)
-        if skipped:
-            start = skipped.end()
-        yield text[start:].split("\n", 1)[0]
+        yield text[skipped.end() if skipped else start :].split("\n", 1)[0]
