@@ -265,11 +265,12 @@ def external_digests(graph: Graph) -> dict[str, Json]:
         for field, source in element.inputs:
             if isinstance(source, External):
                 wanted = type(element.settings).input_kinds[field]
-                found[source.text] = _external(source.text, wanted, f"stages.{stage}.{field}")
+                found[source.text] = external_digest(source.text, wanted, f"stages.{stage}.{field}")
     return found
 
 
-def _external(text: str, wanted: str, where: str) -> Json:
+def external_digest(text: str, wanted: str, where: str) -> Json:
+    """The absolute path (or hub name) of one input, and a digest of its content. `where` is for messages."""
     path = Path(text).expanduser().absolute()
     if path.is_dir():
         return {"path": str(path), "digest": _folder_digest(path, wanted, where)}

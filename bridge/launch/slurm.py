@@ -87,7 +87,7 @@ def require_slurm(profile: Profile, name: str) -> None:
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise UserError(f"profile {name}: this machine has no sbatch; run on a login node, or use --profile local")
     try:
-        _call(profile, ["scontrol", "ping"])
+        call(profile, ["scontrol", "ping"])
     except WorkFailedError as error:
         raise UserError(f"profile {name}: the Slurm controller does not answer: {error}") from None
 
@@ -124,7 +124,7 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
         ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r", "--me"],
     ):
         try:
-            text = _call(profile, command)
+            text = call(profile, command)
         except WorkFailedError:
             continue
         for line in text.splitlines():
@@ -139,10 +139,11 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
 def cancel(profile: Profile, jobs: Sequence[str]) -> None:
     """Cancel jobs; ids that are over already do not matter."""
     for start in range(0, len(jobs), 500):
-        _call(profile, ["scancel", "--quiet", *jobs[start : start + 500]])
+        call(profile, ["scancel", "--quiet", *jobs[start : start + 500]])
 
 
-def _call(profile: Profile, command: Sequence[str]) -> str:
+def call(profile: Profile, command: Sequence[str]) -> str:
+    """What a Slurm command prints; WorkFailedError with its own words when it fails."""
     environment = dict(word.split("=", 1) for word in _environment(profile))
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)

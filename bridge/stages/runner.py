@@ -64,16 +64,8 @@ def _attempt(run: Run, element: RunElement, key: Edge, stop: StopFlag) -> int:
     except Exception as error:  # the process ends here: whatever went wrong is put on record and shown
         reason = f"{type(error).__name__}: {error}"
         traceback.print_exc()
-    run.note_attempt(
-        key,
-        {
-            "event": "end",
-            "attempt": attempt,
-            "time": time.time(),
-            "exit": code,
-            "reason": " ".join(reason.split())[:500],
-        },
-    )
+    reason = " ".join(reason.split())[:500]
+    run.note_attempt(key, {"event": "end", "time": time.time(), **facts, "exit": code, "reason": reason})
     return code
 
 

@@ -1,0 +1,217 @@
+"""Single steps from the command line, outside of a run: the same stage programs, the same files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from bridge.artifacts import SEAL, publish, read_seal, seal
+from bridge.config.base import Settings
+from bridge.config.experiment import parse_overrides
+from bridge.config.problems import nearest, refuse, sentences
+from bridge.config.stages import DataSettings, EvalSettings
+from bridge.config.tasks import TaskSettings
+from bridge.errors import UserError
+from bridge.graph import digest
+from bridge.runs import external_digest
+from bridge.stages.job import Job, StopEarlyError, StopFlag
+
+Json = dict[str, Any]
+S = TypeVar("S", bound=Settings)
+
+
+def task_settings(name: str, pairs: Sequence[tuple[str, Any]]) -> TaskSettings:
+    """A task by name, with (path, value) settings."""
+    known = TaskSettings.model_fields["name"].annotation.__args__  # type: ignore[union-attr]
+    if name not in known:
+        raise UserError(f"there is no task {name!r}{nearest(name, known)}")
+    return _validated(TaskSettings, {"name": name}, pairs, f"task {name}")
+
+
+def _validated(model: type[S], raw: Json, pairs: Sequence[tuple[str, Any]], what: str) -> S:
+    raw = dict(raw)
+    for path, value in pairs:
+        node = raw
+        *parents, last = path.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{what}: {path}: {part} has no settings below it")
+        node[last] = value
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, path))}: {sentence}" for path, sentence in sentences(error, {(): model.model_fields})
+        ]
+        raise refuse(what, problems) from None
+
+
+# ---- data
+
+
+def write_data(task: str, split: str, size: int, seed: int, output: Path, settings: Sequence[str]) -> Json:
+    """`bridge-rl data`: write one split of a task to a Parquet file; its description."""
+    from bridge.progress import progress
+    from bridge.stages.data import write_split
+
+    pairs = parse_overrides(settings)
+    own = [(path, value) for path, value in pairs if path.split(".")[0] == "behavior"]
+    chosen = task_settings(task, [pair for pair in pairs if pair not in own])
+    raw = {"kind": "data", "split": split, "size": size, "seed": seed}
+    data = _validated(DataSettings, raw, own, f"data {task}")
+    if output.suffix != ".parquet":
+        raise UserError(f"{output}: the output must end in .parquet")
+    if output.exists():
+        raise UserError(f"{output}: exists already; choose another name or remove it")
+    if not output.parent.is_dir():
+        raise UserError(f"{output.parent}: there is no such folder")
+    try:
+        with progress("data", size, "rows") as meter:
+            return write_split(chosen, data, output, meter.advance)
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def describe_data(summary: Json, output: Path) -> str:
+    """The summary in one line."""
+    top = summary["top_answer"]
+    rejected = ", ".join(f"{count} {why}" for why, count in summary["rejected"].items()) or "none"
+    return (
+        f"{output}: {summary['rows']} rows; rejected: {rejected}; "
+        f"most common answer {top['answer']} in {top['share']:.1%}"
+    )
+
+
+# ---- eval
+
+
+def evaluate(model: str, task: str, output: Path, samples: int, limit: int | None, settings: Sequence[str]) -> Json:
+    """`bridge-rl eval`: sample, grade and score a model; what its eval.json holds.
+
+    The work lies in a sibling of `output` until it is sealed, so the same command again goes on where it stopped.
+    """
+    import json
+
+    from bridge.stages import eval as stage
+
+    pairs = parse_overrides(settings)
+    of_task = [(path.removeprefix("task."), value) for path, value in pairs if path.startswith("task.")]
+    rest = [(path, value) for path, value in pairs if not path.startswith("task.")]
+    raw: Json = {"kind": "eval", "model": model, "data": task, "samples": samples}
+    if limit is not None:
+        raw["limit"] = limit
+    chosen = _validated(EvalSettings, raw, rest, "eval")
+    source = external_digest(model if "/" in model else f"./{model}", "model", "MODEL")
+    work = output.with_name(f".{output.name}.work")
+    is_file = "/" in task or task.endswith((".parquet", ".jsonl"))
+    task_of = task_settings("igsm", []) if is_file else task_settings(task, of_task)
+    data = external_digest(task, "dataset", "--task") if is_file else None
+    identity = [
+        source["digest"],
+        data and data["digest"],
+        task_of.model_dump(mode="json"),
+        chosen.model_dump(mode="json"),
+    ]
+    fingerprint = digest(identity)
+    found = read_seal(output)
+    if found is None or found.fingerprint != fingerprint:
+        if output.exists():
+            raise UserError(f"{output}: exists already and holds something else; choose another folder")
+        if (work / "fingerprint").is_file() and (work / "fingerprint").read_text(encoding="utf-8") != fingerprint:
+            shutil.rmtree(work)
+        for folder in (work / "out", work / "scratch"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (work / "fingerprint").write_text(fingerprint, encoding="utf-8")
+        folder = Path(data["path"]) if data else _test_split(work / "data", task_of, limit or 500)
+        inputs = {"model": Path(source["path"]), "data": folder}
+        stop = StopFlag()
+        stop.listen()
+        job = Job("eval", chosen, task_of, inputs, work / "out", work / "scratch", _threads(), stop)
+        try:
+            summary = stage.run(job)
+        except StopEarlyError:
+            raise KeyboardInterrupt from None
+        seal(work / "out", "eval", fingerprint, "bridge-rl eval", summary)
+        publish(work / "out", output)
+        shutil.rmtree(work)
+    result: Json = json.loads((output / "eval.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _threads() -> int:
+    import os
+
+    return int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
+
+
+def _test_split(folder: Path, task: TaskSettings, size: int) -> Path:
+    from bridge.stages import data
+
+    if not (folder / "dataset.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = DataSettings(kind="data", split="test", size=size)
+        data.run(Job("data", settings, task, {}, folder, folder, 1))
+    return folder
+
+
+# ---- grade, convert, inspect
+
+
+def grade_file(source: Path, output: Path) -> str:
+    """`bridge-rl grade`: grade the rows of a file; one line about it."""
+    from bridge.tasks.grading import grade_rows
+
+    counts = grade_rows(source, output)
+    return f"{output}: {counts}"
+
+
+def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str) -> Json:
+    """`bridge-rl convert`; its report."""
+    from bridge.convert import convert, parse_size
+    from bridge.progress import progress
+
+    size = parse_size(max_shard_size)
+    with progress("convert", 100, "%") as meter:
+
+        def advance(done: int, total: int) -> None:
+            meter.advance(int(100 * done / max(total, 1)) - meter.done)
+
+        return convert(source, output, dtype=dtype, base=base, max_shard_size=size, progress=advance).to_json()
+
+
+def inspect_path(path: Path) -> Json:
+    """`bridge-rl inspect`: an artifact by its seal, a model folder by its headers, a checkpoint by its index."""
+    from bridge.convert import inspect
+
+    found = read_seal(path) if path.is_dir() else None
+    facts: Json = {}
+    if found is not None:
+        facts = {"artifact": found.kind, "made_by": found.made_by, "fingerprint": found.fingerprint}
+        facts |= {"summary": dict(found.summary), "files": {n: f["size"] for n, f in found.files.items()}}
+        if found.kind not in ("checkpoint", "model"):
+            return facts
+    elif (path / SEAL).exists():
+        raise UserError(f"{path}: its {SEAL} cannot be read")
+    if path.is_dir() and any(path.glob("*.safetensors")):
+        return facts | _safetensors_facts(path)
+    return facts | inspect(path)
+
+
+def _safetensors_facts(path: Path) -> Json:
+    from safetensors import SafetensorError, safe_open
+
+    tensors = []
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy") as weights:
+                for name in weights.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+                    part = weights.get_slice(name)
+                    tensors.append({"name": name, "dtype": part.get_dtype(), "shape": part.get_shape()})
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file}: is damaged: {error}") from None
+    return {"path": str(path), "format": "safetensors", "tensors": tensors}
