@@ -1,0 +1,139 @@
+"""Stage `sft`: supervised fine-tuning on worked solutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridge.config.stages import SftSettings
+from bridge.errors import UserError
+from bridge.rollout.engine import Sampling
+from bridge.rollout.hf import TransformersEngine
+from bridge.stages.job import Job, StopEarlyError
+from bridge.tasks.grading import grade
+from bridge.train.batches import Row, batch_logprobs, collate, micro_batches, stream
+from bridge.train.chat import Chat
+from bridge.train.dataset import Dataset, read_dataset
+from bridge.train.journal import open_journal
+from bridge.train.loop import Training
+from bridge.train.losses import sft_loss
+from bridge.train.model import copy_configuration, load_model, load_tokenizer, model_folder, setup, stop_ids
+
+TABLE_ROWS = 4  # completions in a sample table
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The rows of a dataset as token ids."""
+
+    rows: list[Row]
+    cut: int
+    """Rows that were longer than max_length."""
+    dropped: int
+    """Rows of which nothing was left to train on."""
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Train; writes checkpoint.pt, the configs, metrics.jsonl and samples.jsonl into `job.out`."""
+    settings = job.settings
+    assert isinstance(settings, SftSettings)
+    device = setup(job.threads, settings.seed)
+    source = model_folder(job.inputs["model"])
+    model, tokenizer = load_model(source, device), load_tokenizer(source)
+    data = read_dataset(job.inputs["data"], job.task)
+    chat = Chat(tokenizer, data.response_prefix, stop_ids(model))
+    encoded = encode(chat, data, settings)
+    held_out = read_dataset(job.inputs["eval_data"], job.task) if "eval_data" in job.inputs else None
+    eval_rows = encode(chat, held_out, settings).rows if held_out else []
+
+    rows = encoded.rows
+    total = settings.steps or math.ceil(len(rows) * (settings.epochs or 1) / settings.batch)
+    with open_journal(settings, job.label, job.out, job.scratch) as journal:
+        training = Training(model, settings, total, journal, job.scratch / "checkpoints")
+        training.resume()
+        model.train()
+        for step in training.steps(lambda: job.stop.requested, job.label):
+            start = step * settings.batch
+            # A run of whole epochs ends with them, so its last step may be a smaller one.
+            count = (
+                settings.batch if settings.steps else min(settings.batch, len(rows) * (settings.epochs or 1) - start)
+            )
+            batch = [rows[i] for i in stream(len(rows), start, count, settings.seed)]
+            training.record({"lr": training.lr})
+            loss, norm = training.update(losses(model, batch, settings.micro_batch, chat.vocabulary))
+            training.record({"loss": loss, "grad_norm": norm, "tokens": sum(len(row.ids) for row in batch)})
+            if eval_rows and ((step + 1) % settings.eval_every == 0 or step + 1 == total):
+                training.record({"eval_loss": mean_loss(model, eval_rows, settings.micro_batch, chat.vocabulary)})
+            if settings.samples_every and (step + 1) % settings.samples_every == 0:
+                journal.samples(step + 1, sample_table(model, chat, held_out or data, settings))
+        if training.step < total:
+            raise StopEarlyError(f"{job.label}: stopped after step {training.step} of {total}; saved")
+        training.finish(job.out / "checkpoint.pt")
+        last = journal.last()
+    copy_configuration(source, job.out, chat.stop_ids)
+    return {
+        "steps": total,
+        "rows": len(rows),
+        "rows_cut": encoded.cut,
+        "rows_dropped": encoded.dropped,
+        "loss": last["loss"],
+        "eval_loss": last.get("eval_loss"),
+    }
+
+
+def encode(chat: Chat, data: Dataset, settings: SftSettings) -> Encoded:
+    """Token ids of every row, cut on the right at max_length. Raises UserError when nothing is left to train on."""
+    pairs = chat.pairs([example.prompt for example in data.examples], data.responses())
+    whole = [Row([*prompt, *rest], len(prompt) if settings.loss_on == "response" else 1) for prompt, rest in pairs]
+    rows = [Row(row.ids[: settings.max_length], row.first) for row in whole]
+    kept = [row for row in rows if row.targets]
+    if not kept:
+        raise UserError(f"{data.path}: no row has a response token within max_length {settings.max_length}")
+    cut = sum(len(row.ids) > settings.max_length for row in whole)
+    return Encoded(kept, cut, len(rows) - len(kept))
+
+
+def losses(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int) -> Iterator[Tensor]:
+    """The loss of each micro-batch; together the mean over all trained tokens of `rows`."""
+    device = next(model.parameters()).device
+    total = sum(row.targets for row in rows)
+    for part in micro_batches(rows, size):
+        batch = collate([rows[i] for i in part], device)
+        yield sft_loss(batch_logprobs(model, batch, vocabulary), batch.mask, total)
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int) -> float:
+    """Loss per trained token of held-out rows, without dropout."""
+    was_training = model.training
+    model.eval()
+    value = sum(loss.item() for loss in losses(model, rows, size, vocabulary))
+    model.train(was_training)
+    return value
+
+
+def sample_table(model: nn.Module, chat: Chat, data: Dataset, settings: SftSettings) -> list[dict[str, Any]]:
+    """Greedy completions of the first rows, graded where there is a right answer."""
+    examples = data.examples[:TABLE_ROWS]
+    prompts = chat.prompts([example.prompt for example in examples])
+    longest = max(len(ids) for _, ids in chat.pairs([e.prompt for e in examples], [e.response or "" for e in examples]))
+    engine = TransformersEngine(model, chat.stop_ids, chat.vocabulary)
+    sampled = engine.sample(prompts, [[0]] * len(prompts), Sampling(0.0, max_new_tokens=2 * longest))
+    table = []
+    for example, (completion,) in zip(examples, sampled, strict=True):
+        text = chat.response_text(completion.ids)
+        verdict = grade(text, example.gold, data.answer_kind, truncated=completion.truncated) if example.gold else None
+        table.append(
+            {
+                "prompt": chat.prompt_text(example.prompt),
+                "completion": text,
+                "reward": None if verdict is None else float(verdict.correct),
+                "gold": example.gold,
+            }
+        )
+    return table
