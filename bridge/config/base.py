@@ -1,5 +1,8 @@
 """What every settings class has in common."""
 
+import re
+from collections.abc import Callable
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -10,3 +13,14 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def matching(pattern: str, meaning: str) -> Callable[[str], str]:
+    """A check for text settings that says in words what is wanted."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"must be {meaning}, but it is {value!r}")
+        return value
+
+    return check

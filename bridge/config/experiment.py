@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from bridge.config.base import Settings
+from bridge.config.base import Settings, matching
 from bridge.config.problems import nearest, refuse, sentences
 from bridge.config.stages import STAGE_KINDS, InitSettings, Stage
 from bridge.config.tasks import TaskSettings
 from bridge.config.yaml import Raw, line_of, scalar
 from bridge.errors import UserError
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-STAGE_NAME = r"^[a-z][a-z0-9_]{0,63}$"
+NAME = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", "letters, digits, dots, dashes and underscores")
+STAGE_NAME = matching(r"[a-z][a-z0-9_]{0,63}", "small letters, digits and underscores")
 
 
 class FromScratch(Settings):
@@ -31,7 +31,7 @@ class FromScratch(Settings):
 class Experiment(Settings):
     """One point of the sweep of an experiment file, every setting in its place."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, AfterValidator(NAME)]
     """Names the run's folder."""
     model: str | FromScratch
     """The starting model: a hub name, a local folder, or `{init: {…}}`. Stages refer to it as `$model`."""
@@ -41,7 +41,7 @@ class Experiment(Settings):
     """Seeds every stage that draws at random, except the problems themselves (they have a seed of their own)."""
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
     """Setting path → values. Every combination is one point."""
-    stages: Annotated[dict[Annotated[str, Field(pattern=STAGE_NAME)], Stage], Field(min_length=1)]
+    stages: Annotated[dict[Annotated[str, AfterValidator(STAGE_NAME)], Stage], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _validate(raw: Raw, name: str, text: str) -> Experiment:
 def _with_seed(raw: Raw) -> Raw:
     """Give the experiment's seed to each stage that has one and does not set it. Data keep their own seed."""
     stages, seed = raw.get("stages"), raw.get("seed")
-    if seed is None or not isinstance(stages, dict):
+    if type(seed) is not int or not isinstance(stages, dict):
         return raw
     seeded = {
         name: {"seed": seed, **stage}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from bridge.config.base import Settings
+from bridge.config.base import Settings, matching
+
+TIME = r"(?=\d)(\d+h)?(\d+m)?(\d+s)?"
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -29,9 +31,9 @@ class Resources(Settings):
     """CPU cores for the element; also its number of threads."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs on one node."""
-    mem: Annotated[str, Field(pattern=r"^\d+[KMGT]$")] | None = None
+    mem: Annotated[str, AfterValidator(matching(r"\d+[KMGT]", "a size such as 32G"))] | None = None
     """Memory on one node, such as `32G`."""
-    time: Annotated[str, Field(pattern=r"^(\d+h)?(\d+m)?(\d+s)?$", min_length=2)] | None = None
+    time: Annotated[str, AfterValidator(matching(TIME, "a time such as 12h, 90m or 1h30m"))] | None = None
     """Wall-clock limit, such as `12h`, `90m` or `1h30m`."""
 
 
