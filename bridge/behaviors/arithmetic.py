@@ -4,49 +4,64 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
-_TOKEN = re.compile(r"\(-\d+\)|\d+|[()+*-]")
+_TOKEN = re.compile(r"\{\}|\d+|[()+*-]")
 
-
-def number(value: int) -> str:
-    """A number inside a formula: a negative one stands in parentheses."""
-    return str(value) if value >= 0 else f"({value})"
-
-
-def substitute(formula: str, values: Sequence[int]) -> str:
-    """The formula with a number for each `{}`."""
-    return formula.format(*map(number, values))
+Tokens = list[str | int]
+"""Numbers, and `+ - * ( )` as text. A negative number is one token."""
 
 
-def rewrites(expression: str) -> list[str]:
-    """The expressions after each single operation; the last is the plain value. Empty if nothing is left to do.
+@lru_cache(maxsize=4096)
+def _tokens(formula: str) -> tuple[str | int, ...]:
+    """The tokens of a formula of `Node`, with `{}` for each parent. ValueError on anything else."""
+    if _TOKEN.sub("", formula).strip():
+        raise ValueError(f"formula {formula!r}: only numbers, + - * ( ) and {{}} can be rewritten")
+    return tuple(int(token) if token.isdecimal() else token for token in _TOKEN.findall(formula))
+
+
+def rewrites(formula: str, values: Sequence[int]) -> list[str]:
+    """What is left of the formula in numbers after each single operation; the last is the plain value.
 
     Order (as BRIDGE): the innermost parenthesis first, and inside it, as outside, the leftmost product, then the
-    leftmost sum or difference. `2 * (3 + 4 + (-5))` gives `2 * (7 + (-5))`, `2 * 2`, `4`.
-
-    A minus sign belongs to its number when both stand in parentheses alone, and is no operation.
+    leftmost sum or difference. `2 * ({} + {} + {})` of 3, 4, -5 gives `2 * (7 + (-5))`, `2 * 2`, `4`. A negative
+    number stands in parentheses unless it stands alone; its sign is no operation.
     """
-    tokens: list[str | int] = [
-        token if token in "()+*-" else int(token.strip("()")) for token in _TOKEN.findall(expression)
-    ]
+    parents = iter(values)
+    tokens: Tokens = [next(parents) if token == "{}" else token for token in _tokens(formula)]
     chain: list[str] = []
-    while len(tokens) > 1:
-        start, end = 0, len(tokens)
+    while len(tokens) > 3:
         if ")" in tokens:
             end = tokens.index(")")
-            start = end - tokens[:end][::-1].index("(")
-        at = next((i for i in range(start, end) if tokens[i] == "*"), start + 1)
-        left, operator, right = tokens[at - 1 : at + 2]
-        assert isinstance(left, int) and isinstance(right, int)
-        value = left * right if operator == "*" else left + right if operator == "+" else left - right
-        if end - start == 3 and end < len(tokens) and tokens[end] == ")":
-            tokens[start - 1 : end + 1] = [value]
+            start = end - 1
+            while tokens[start] != "(":
+                start -= 1
+            _fold(tokens, start + 1, end)
+            if tokens[start + 2] == ")":
+                del tokens[start + 2], tokens[start]
         else:
-            tokens[at - 1 : at + 2] = [value]
-        chain.append(_text(tokens) if len(tokens) > 1 else str(value))
+            _fold(tokens, 0, len(tokens))
+        if len(tokens) > 1:
+            chain.append(_text(tokens))
+    if len(tokens) == 3:
+        _fold(tokens, 0, 3)
+    chain.append(str(tokens[0]))
     return chain
 
 
-def _text(tokens: list[str | int]) -> str:
-    words = [token if isinstance(token, str) else number(token) for token in tokens]
-    return " ".join(words).replace("( ", "(").replace(" )", ")")
+def _fold(tokens: Tokens, start: int, end: int) -> None:
+    """Carry out the first operation of a part without parentheses: the leftmost product, else the leftmost one."""
+    at = start + 1
+    if "*" in tokens[start:end]:
+        at = tokens.index("*", start, end)
+    left, operator, right = tokens[at - 1 : at + 2]
+    assert isinstance(left, int) and isinstance(right, int)
+    value = left * right if operator == "*" else left + right if operator == "+" else left - right
+    tokens[at - 1 : at + 2] = [value]
+
+
+def _text(tokens: Tokens) -> str:
+    text = " ".join(
+        [token if isinstance(token, str) else str(token) if token >= 0 else f"({token})" for token in tokens]
+    )
+    return text.replace("( ", "(").replace(" )", ")") if " )" in text else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from string import ascii_letters
 
-from bridge.behaviors.arithmetic import rewrites, substitute
+from bridge.behaviors.arithmetic import rewrites
 from bridge.behaviors.wording import wording
 from bridge.config.stages import Behavior
 from bridge.config.tasks import Style
@@ -108,11 +108,13 @@ class _Writer:
 
     def _chain(self, node: Node) -> str:
         """Formula in letters = formula in numbers = … = value."""
-        numbers = substitute(node.formula, [self.nodes[parent].value for parent in node.parents])
-        chain = [node.formula.format(*[self.letter[parent] for parent in node.parents])]
-        later = rewrites(numbers)
-        if later:
-            chain += [numbers, *later] if self.subgoal else [numbers, later[-1]]
+        formula = node.formula
+        values = [self.nodes[parent].value for parent in node.parents]
+        chain = [formula.format(*[self.letter[parent] for parent in node.parents])]
+        if len(formula) > 2:  # more than a bare {}
+            chain.append(formula.format(*[value if value >= 0 else f"({value})" for value in values]))
+        if self.subgoal and formula.count(" ") > 2:  # more than one operation
+            chain += rewrites(formula, values)
         else:
             chain.append(str(node.value))
         return " = ".join(chain)

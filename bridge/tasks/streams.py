@@ -28,3 +28,10 @@ def shuffle(draw: Draw, items: list[T]) -> None:
     for last in range(len(items) - 1, 0, -1):
         other = int(draw() * (last + 1))
         items[last], items[other] = items[other], items[last]
+
+
+def take(draw: Draw, items: list[T]) -> T:
+    """Remove a random item and return it; the others change their order."""
+    chosen = int(draw() * len(items))
+    items[chosen], items[-1] = items[-1], items[chosen]
+    return items.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from bridge.config.tasks import IgsmSettings
@@ -9,100 +10,131 @@ from bridge.tasks.igsm.graph import Graph
 from bridge.tasks.igsm.structure import TOTAL
 from bridge.tasks.streams import Draw, between
 
-TRIES = 6  # draws of one quantity when every value is bounded
+# A formula is `[literal operator] inner`. Its shape is the sum of one of each:
+CONSTANT, SAME, SUM, DIFFERENCE, PRODUCTS = 0, 1, 2, 3, 4  # inner; products: pairs multiplied, then summed
+PLAIN, PLUS, TIMES = 0, 8, 16  # operator; a constant is its literal and has no operator
+NO_PREMISE = 32  # a total
+
+BINS = 23
+REDRAWS = 40  # shapes drawn for one graph before it is given up
 WORD = (1 << 64) - 1
 
 
-class Formula(NamedTuple):
-    """`[literal (+ or *)] inner`, where inner is nothing, one parent, a sum or a difference; or a total."""
+class Formulas(NamedTuple):
+    """The formulas of a graph's nodes, by position."""
 
-    operator: str
-    """`+`, `*`, or empty without a literal beside parents."""
-    literal: int
-    inner: str
-    """`constant`, `same`, `sum`, `difference`, `total` (instances summed) or `products` (pairs multiplied, summed)."""
-    parents: list[int]
-    value: int
+    shapes: list[int]
+    literals: list[int]
+    """0 where there is none."""
+    parents: list[list[int]]
+    values: list[int]
 
 
-def draw_formulas(settings: IgsmSettings, graph: Graph, draw: Draw) -> list[Formula] | None:
-    """One formula for each node of the graph, or None if a value got out of bounds."""
-    lowest = 1 - settings.max_answer if settings.negative else 0
-    bounded = settings.bound == "all"
-    formulas: list[Formula] = []
-    values: list[int] = []
-    for position, quantity in enumerate(graph.quantities):
-        tries = TRIES if bounded and quantity < TOTAL else 1
-        while True:
-            formula = _draw_formula(settings, graph, position, values, draw)
-            tries -= 1
-            if lowest <= formula.value < settings.max_answer:
-                break
-            if tries == 0:
-                if bounded or position == graph.needed - 1:
-                    return None
-                break
-        formulas.append(formula)
-        values.append(formula.value)
-    return formulas
+def draw_formulas(settings: IgsmSettings, graph: Graph, bins: Container[int], draw: Draw) -> Formulas | None:
+    """Formulas whose values are in bounds and whose sketch, modulo BINS, lies in `bins`; None if none was found.
+
+    Shapes are drawn first, then numbers, twice if the first ones lead out of bounds.
+    """
+    numbers = settings.split_by == "numbers"
+    shapes = _fixed_shapes(graph)
+    two = [position for position, shape in enumerate(shapes) if shape == SUM and len(graph.parents[position]) == 2]
+    literal = [position for position, has in enumerate(graph.literal) if has and shapes[position] != CONSTANT]
+    for _ in range(REDRAWS):
+        # Two parents are added or subtracted, a number is added or a factor, all with probability 1/2.
+        for position in two:
+            shapes[position] = SUM if draw() < 0.5 else DIFFERENCE
+        for position in literal:
+            shapes[position] = (shapes[position] & 7) + (PLUS if draw() < 0.5 else TIMES)
+        if not numbers and sketch(graph, shapes) % BINS not in bins:
+            continue
+        for _ in range(2):
+            literals = _draw_literals(settings, shapes, draw)
+            if numbers and sketch(graph, shapes, literals) % BINS not in bins:
+                continue
+            found = _evaluate(settings, graph, shapes, literals)
+            if found is not None:
+                return Formulas(shapes, literals, *found)
+    return None
 
 
-def _draw_formula(settings: IgsmSettings, graph: Graph, position: int, values: list[int], draw: Draw) -> Formula:
-    parents = graph.parents[position]
-    quantity = graph.quantities[position]
-    if quantity >= TOTAL:
-        if quantity % 64 == graph.structure.layer[(quantity - TOTAL) // 64] + 1:
-            return Formula("", 0, "total", parents, sum([values[p] for p in parents]))
-        products = [values[a] * values[b] for a, b in zip(parents[::2], parents[1::2], strict=True)]
-        return Formula("", 0, "products", parents, sum(products))
+def _fixed_shapes(graph: Graph) -> list[int]:
+    """The shapes before anything is drawn."""
+    shapes = []
+    for quantity, parents in zip(graph.quantities, graph.parents, strict=True):
+        if quantity >= TOTAL:
+            near = graph.quantities[parents[-1]] < TOTAL
+            shapes.append(NO_PREMISE + (SUM if near else PRODUCTS))
+        else:
+            shapes.append(min(len(parents), SUM))
+    return shapes
+
+
+def _draw_literals(settings: IgsmSettings, shapes: list[int], draw: Draw) -> list[int]:
     low, high = settings.literals
-    if not parents:
-        literal = between(draw, low, high)
-        return Formula("", literal, "constant", parents, literal)
-    inner = "same" if len(parents) == 1 else "sum"
-    value = sum([values[p] for p in parents])
-    if len(parents) == 2 and draw() < 0.5:
-        inner = "difference"
-        first, second = parents if draw() < 0.5 else parents[::-1]
-        value = values[first] - values[second]
-        if value < 0 and not settings.negative:
-            first, second, value = second, first, -value
-        parents = [first, second]
-    if not graph.literal[position]:
-        return Formula("", 0, inner, parents, value)
-    if draw() < 0.5:
-        literal = between(draw, max(low, 1), high)
-        return Formula("+", literal, inner, parents, literal + value)
-    literal = between(draw, max(low, 2), high)
-    return Formula("*", literal, inner, parents, literal * value)
+    literals = []
+    for shape in shapes:
+        if shape == CONSTANT:
+            literals.append(between(draw, low, high))
+        elif shape & TIMES:
+            literals.append(between(draw, max(low, 2), high))
+        elif shape & PLUS:
+            literals.append(between(draw, max(low, 1), high))
+        else:
+            literals.append(0)
+    return literals
 
 
-def _mix(number: int) -> int:
-    """The finaliser of splitmix64: a bijection of 64-bit words that leaves no trace of small inputs."""
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & WORD
-    return number ^ (number >> 31)
+def _evaluate(
+    settings: IgsmSettings, graph: Graph, shapes: list[int], literals: list[int]
+) -> tuple[list[list[int]], list[int]] | None:
+    """Parents and values from the leaves up; None if a value that is bounded is out of bounds.
+
+    Where values below zero are not allowed, a difference takes the smaller from the larger.
+    """
+    most = settings.max_answer
+    lowest = 1 - most if settings.negative else 0
+    every = settings.bound == "all"
+    question = graph.needed - 1
+    all_parents = list(graph.parents)
+    values: list[int] = []
+    for position, parents in enumerate(graph.parents):
+        shape = shapes[position]
+        inner = shape & 7
+        if inner == DIFFERENCE:
+            value = values[parents[0]] - values[parents[1]]
+            if value < 0 and not settings.negative:
+                all_parents[position], value = parents[::-1], -value
+        elif inner == PRODUCTS:
+            value = sum([values[a] * values[b] for a, b in zip(parents[::2], parents[1::2], strict=True)])
+        else:
+            value = 0
+            for parent in parents:
+                value += values[parent]
+        if shape & TIMES:
+            value *= literals[position]
+        else:
+            value += literals[position]
+        if (every or position == question) and not lowest <= value < most:
+            return None
+        values.append(value)
+    return all_parents, values
 
 
-_INNER = {"constant": 1, "same": 2, "sum": 3, "difference": 4, "total": 5, "products": 6}
-_OPERATOR = {"": 1, "+": 2, "*": 3}
+def sketch(graph: Graph, shapes: list[int], literals: list[int] | None = None) -> int:
+    """A digest of how the answer is computed: shapes and who depends on whom, and the numbers if given.
 
-
-def sketch(graph: Graph, formulas: list[Formula], numbers: bool) -> int:
-    """A 64-bit digest of what the answer is computed from, without names; with the numbers if asked.
-
-    Problems that differ only in names, in the order of premises or addends, or in distractors have the same
-    digest. It is built from the leaves up, so a quantity used twice counts as two equal ones.
+    Problems that differ only in names, in the order of premises, of addends or of the two sides of a difference, or
+    in distractors, have the same digest. It is built from the leaves up, so it does not tell a quantity that is
+    used twice from two quantities that are computed alike. Multiplying by the odd constant of splitmix64 and
+    folding the high bits back mixes well enough for bins.
     """
     digests: list[int] = []
-    for formula in formulas[: graph.needed]:
-        own = [digests[p] for p in formula.parents]
-        if formula.inner == "difference":
-            own[1] = _mix(own[1] + 1)
-        elif formula.inner == "products":
-            own = [_mix(a + 3 * b + 2) for a, b in zip(own[::2], own[1::2], strict=True)]
-        label = 8 * _INNER[formula.inner] + _OPERATOR[formula.operator]
-        if numbers:
-            label += 64 * (formula.literal + 1)
-        digests.append(_mix((_mix(label) + sum([_mix(other) for other in own])) & WORD))
-    return digests[-1]
+    for position in range(graph.needed):
+        label = shapes[position] + 1
+        if literals is not None:
+            label += 64 * (literals[position] + 1)
+        for parent in graph.parents[position]:
+            label += digests[parent]
+        label = (label * 0x9E3779B97F4A7C15) & WORD
+        digests.append(label ^ (label >> 29))
+    return digests[-1] >> 8

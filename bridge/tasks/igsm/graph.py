@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 from bridge.config.tasks import IgsmSettings
 from bridge.tasks.igsm.structure import TOTAL, Structure, draw_structure, instances, prerequisites, totals
-from bridge.tasks.streams import Draw, between, shuffle
+from bridge.tasks.streams import Draw, between, shuffle, take
 
 MOST_INPUTS = 4  # of an instance quantity, a number in its premise included
 MOST_NODES = 52  # one letter each
+ORDERS = 3  # attempts to order the chosen quantities before a new choice is made
+
+Needs = dict[int, list[int]]
+"""Quantity → its prerequisites; none for an instance."""
 
 
 @dataclass(slots=True)
@@ -20,96 +24,107 @@ class Graph:
     structure: Structure
     quantities: list[int] = field(default_factory=list)
     parents: list[list[int]] = field(default_factory=list)
-    """For totals in the order of `prerequisites`, otherwise in no particular order."""
+    """For totals in the order of `prerequisites`, otherwise in random order."""
     literal: list[bool] = field(default_factory=list)
     """Whether the premise has a number in it."""
     needed: int = 0
     """How many of the nodes the answer needs."""
 
+    def append(self, quantity: int, parents: list[int], literal: bool) -> None:
+        self.quantities.append(quantity)
+        self.parents.append(parents)
+        self.literal.append(literal)
+
 
 def draw_graph(settings: IgsmSettings, ops: int, draw: Draw) -> Graph | None:
     """A dependency graph whose answer needs exactly `ops` operations, or None if this attempt failed."""
     structure = draw_structure(settings, draw)
-    chosen = _choose(structure, ops, draw)
-    order = _order(structure, chosen, draw)
-    if order is None:
+    needs, spent = _choose(structure, ops, draw)
+    if not _reachable(needs, ops - spent):
         return None
-    sequence, links = order
-    inputs = _inputs(structure, sequence, links, ops, draw)
-    if inputs is None:
+    for _ in range(ORDERS):
+        order = _order(needs, draw)
+        inputs = _inputs(needs, *order, ops, draw) if order else None
+        if order and inputs:
+            break
+    else:
         return None
     graph = Graph(structure)
-    _connect(graph, sequence, links, inputs, draw)
-    graph.needed = len(sequence)
+    _connect(graph, needs, *order, inputs, draw)
+    graph.needed = len(needs)
     _add_distractors(settings, graph, draw)
     return graph if len(graph.quantities) <= MOST_NODES else None
 
 
-def _choose(structure: Structure, ops: int, draw: Draw) -> dict[int, list[int]]:
-    """The needed quantities with their prerequisites, costing at most `ops` operations.
+def _choose(structure: Structure, ops: int, draw: Draw) -> tuple[Needs, int]:
+    """The needed quantities and what they cost, at most `ops` operations.
 
     Totals first, those that reach far before the near ones, each with everything under it, while they fit a
     budget (the larger of two uniform draws); then instances up to a second budget.
     """
-    chosen: dict[int, list[int]] = {}
+    needs: Needs = {}
     spent = 0
     budget = max(between(draw, 1, ops), between(draw, 1, ops))
-    candidates = totals(structure)
-    shuffle(draw, candidates)
-    candidates.sort(key=lambda candidate: -candidate[0])
-    for _, total in candidates:
-        if budget - spent < 2:
-            break
-        if total not in chosen:
-            cost, new = _closure(structure, total, chosen)
-            if spent + cost <= budget:
-                spent += cost
-                chosen.update(new)
+    for candidates in reversed(totals(structure)):
+        while candidates and budget - spent >= 2:
+            total = take(draw, candidates)
+            if total not in needs:
+                spent += _add_closure(structure, total, needs, budget - spent)
     budget = between(draw, budget, ops)
     if spent < budget:
-        rest = [quantity for quantity in instances(structure) if quantity not in chosen]
-        shuffle(draw, rest)
-        for quantity in rest[: budget - spent]:
-            chosen[quantity] = []
-    return chosen
+        rest = [quantity for quantity in instances(structure) if quantity not in needs]
+        for _ in range(min(len(rest), budget - spent)):
+            needs[take(draw, rest)] = []
+            spent += 1
+    return needs, spent
 
 
-def _closure(structure: Structure, total: int, chosen: dict[int, list[int]]) -> tuple[int, dict[int, list[int]]]:
-    """Operations for `total` and everything it needs beyond `chosen`, and those quantities."""
-    new: dict[int, list[int]] = {}
+def _add_closure(structure: Structure, total: int, needs: Needs, budget: int) -> int:
+    """Add `total` and everything it needs, if that costs at most `budget` operations; returns the operations."""
+    new: Needs = {}
     cost = 0
     todo = [total]
     while todo:
         quantity = todo.pop()
-        if quantity in chosen or quantity in new:
+        if quantity in needs or quantity in new:
             continue
-        needed = new[quantity] = prerequisites(structure, quantity) if quantity >= TOTAL else []
-        cost += max(1, len(needed) - 1)
-        todo += needed
-    return cost, new
+        if quantity < TOTAL:
+            new[quantity] = []
+            cost += 1
+        else:
+            new[quantity] = needed = prerequisites(structure, quantity)
+            cost += max(1, len(needed) - 1)
+            todo += needed
+        if cost > budget:
+            return 0
+    needs.update(new)
+    return cost
 
 
-def _order(
-    structure: Structure, chosen: dict[int, list[int]], draw: Draw
-) -> tuple[list[int], dict[int, list[int]]] | None:
+def _reachable(needs: Needs, missing: int) -> bool:
+    """Whether the instances could take up `missing` operations, wherever they come to stand (two each at most)."""
+    return missing <= 2 * sum([quantity < TOTAL for quantity in needs])
+
+
+def _order(needs: Needs, draw: Draw) -> tuple[list[int], dict[int, list[int]]] | None:
     """Put the quantities in order, built backwards from the question, so that a later one uses each but the last.
 
     Where nothing placed needs one of the remaining quantities, a placed instance is linked to one. Besides that,
     a placed instance is linked to a random remaining quantity with probability 1/2. An instance has at most two
     links, which cost no operation. Returns the order and the links of each instance; None for a dead end.
     """
-    users = dict.fromkeys(chosen, 0)
-    for needed in chosen.values():
+    users = dict.fromkeys(needs, 0)
+    for needed in needs.values():
         for quantity in needed:
             users[quantity] += 1
     unused = [quantity for quantity, count in users.items() if count == 0]
-    remaining = list(chosen)
-    ready = [unused.pop(int(draw() * len(unused)))]
+    remaining = list(needs)
+    ready = [take(draw, unused)]
     links: dict[int, list[int]] = {}
     open_instances: list[int] = []
     backwards: list[int] = []
     while True:
-        placed = ready.pop(int(draw() * len(ready)))
+        placed = take(draw, ready)
         backwards.append(placed)
         remaining.remove(placed)
         if placed < TOTAL:
@@ -117,7 +132,7 @@ def _order(
             open_instances.append(placed)
         if not remaining:
             return backwards[::-1], links
-        for quantity in chosen[placed]:
+        for quantity in needs[placed]:
             users[quantity] -= 1
             if users[quantity] == 0:
                 ready.append(quantity)
@@ -131,25 +146,24 @@ def _order(
             if not open_instances:
                 return None
             user = open_instances[int(draw() * len(open_instances))]
-            other = unused.pop(int(draw() * len(unused)))
+            other = take(draw, unused)
             links[user].append(other)
             ready.append(other)
             if len(links[user]) == 2:
                 open_instances.remove(user)
 
 
-def _inputs(
-    structure: Structure, sequence: list[int], links: dict[int, list[int]], ops: int, draw: Draw
-) -> list[int] | None:
+def _inputs(needs: Needs, sequence: list[int], links: dict[int, list[int]], ops: int, draw: Draw) -> list[int] | None:
     """How many inputs each quantity has, so that max(1, inputs - 1) sums to `ops`; None if that cannot be reached."""
     inputs = []
     missing = ops
     growing = []  # instances that can take more inputs: the one at position p has at most p parents and a number
     for position, quantity in enumerate(sequence):
         if quantity >= TOTAL:
-            count = len(prerequisites(structure, quantity))
+            count = len(needs[quantity])
         else:
-            count = max(len(links[quantity]), between(draw, 1, min(2, position + 1)))
+            count = 1 if position == 0 or draw() < 0.5 else 2
+            count = max(len(links[quantity]), count)
             if position >= 2:
                 growing.append(position)
         inputs.append(count)
@@ -167,30 +181,34 @@ def _inputs(
     return inputs
 
 
-def _connect(graph: Graph, sequence: list[int], links: dict[int, list[int]], inputs: list[int], draw: Draw) -> None:
-    """Give each quantity its parents: a total its prerequisites, an instance its links and random earlier ones."""
+def _connect(
+    graph: Graph, needs: Needs, sequence: list[int], links: dict[int, list[int]], inputs: list[int], draw: Draw
+) -> None:
+    """Give each quantity its parents: a total its prerequisites, an instance its links and random earlier ones.
+
+    Where there is room for a number among the inputs, it takes it with probability 1/2, or if parents are too few.
+    """
     place = {quantity: position for position, quantity in enumerate(sequence)}
-    graph.quantities = sequence
     for position, quantity in enumerate(sequence):
         if quantity >= TOTAL:
-            graph.parents.append([place[other] for other in prerequisites(graph.structure, quantity)])
-            graph.literal.append(False)
+            graph.append(quantity, [place[other] for other in needs[quantity]], False)
             continue
         parents = [place[other] for other in links[quantity]]
         spare = inputs[position] - len(parents)
         literal = spare > 0 and (inputs[position] > position or draw() < 0.5)
-        _more_parents(parents, spare - literal, position, draw)
-        graph.parents.append(parents)
-        graph.literal.append(literal)
+        _more_parents(parents, spare - literal, 0, position, draw)
+        graph.append(quantity, parents, literal)
 
 
-def _more_parents(parents: list[int], count: int, below: int, draw: Draw) -> None:
-    """Add `count` random positions smaller than `below` that are not there yet."""
-    while count:
-        position = int(draw() * below)
+def _more_parents(parents: list[int], count: int, first: int, end: int, draw: Draw) -> None:
+    """Add `count` random positions in first … end - 1 that are not there yet, and put all in random order."""
+    while count > 0:
+        position = first + int(draw() * (end - first))
         if position not in parents:
             parents.append(position)
             count -= 1
+    if len(parents) > 1:
+        shuffle(draw, parents)
 
 
 def _add_distractors(settings: IgsmSettings, graph: Graph, draw: Draw) -> None:
@@ -199,41 +217,30 @@ def _add_distractors(settings: IgsmSettings, graph: Graph, draw: Draw) -> None:
     With probability 1/2 the parents of one are drawn from distractors only, otherwise from everything that can be
     computed, totals included; a total that nobody needed before joins the distractors.
     """
-    rest = [quantity for quantity in instances(graph.structure) if quantity not in graph.quantities]
+    structure = graph.structure
+    place = {quantity: position for position, quantity in enumerate(graph.quantities)}
+    rest = [quantity for quantity in instances(structure) if quantity not in place]
     shuffle(draw, rest)
     if settings.distractors is not None:
-        for quantity in rest[between(draw, 0, min(settings.distractors, len(rest))) :]:
-            graph.structure.holds[quantity // 64].remove(quantity % 64)
-            rest.remove(quantity)
-    if not rest:
-        return
-    place = {quantity: position for position, quantity in enumerate(graph.quantities)}
+        kept = between(draw, 0, min(settings.distractors, len(rest)))
+        for quantity in rest[kept:]:
+            structure.holds[quantity // 64].remove(quantity % 64)
+        del rest[kept:]
+    candidates = [total for group in totals(structure) for total in group] if rest else []
     for quantity in rest:
         count = 1
         while count < MOST_INPUTS and draw() < 0.5:
             count += 1
         first = graph.needed if draw() < 0.5 else 0
         if first == 0:
-            _add_total(graph, place, draw)
-        available = len(graph.quantities) - first
-        literal = available == 0 or draw() < 0.5
+            total = candidates[int(draw() * len(candidates))]
+            needed = prerequisites(structure, total)
+            if total not in place and needed and all(other in place for other in needed):
+                place[total] = len(graph.quantities)
+                graph.append(total, [place[other] for other in needed], False)
+        end = len(graph.quantities)
+        literal = end == first or draw() < 0.5
         parents: list[int] = []
-        _more_parents(parents, min(count - literal, available), available, draw)
-        _append(graph, place, quantity, [first + position for position in parents], literal or not parents)
-
-
-def _add_total(graph: Graph, place: dict[int, int], draw: Draw) -> None:
-    """Make one random total computable, if everything right under it is already."""
-    candidates = totals(graph.structure)
-    if candidates:
-        total = candidates[int(draw() * len(candidates))][1]
-        needed = prerequisites(graph.structure, total)
-        if total not in place and needed and all(quantity in place for quantity in needed):
-            _append(graph, place, total, [place[quantity] for quantity in needed], False)
-
-
-def _append(graph: Graph, place: dict[int, int], quantity: int, parents: list[int], literal: bool) -> None:
-    place[quantity] = len(graph.quantities)
-    graph.quantities.append(quantity)
-    graph.parents.append(parents)
-    graph.literal.append(literal)
+        _more_parents(parents, min(count - literal, end - first), first, end, draw)
+        place[quantity] = end
+        graph.append(quantity, parents, literal or not parents)

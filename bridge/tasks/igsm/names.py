@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from bridge.config.tasks import Ecosystem, IgsmSettings
 
 # Family → categories from the outermost to the innermost; every name reads "each X's Y" without ambiguity.
@@ -33,14 +35,20 @@ ECOSYSTEMS: dict[Ecosystem, tuple[tuple[str, tuple[str, ...]], ...]] = {
 }
 
 
-def categories(settings: IgsmSettings) -> list[list[tuple[str, list[str]]]]:
-    """For each family in use, its categories from the outermost inwards with the item names in use."""
+Family = list[tuple[str, list[str]]]
+"""Categories from the outermost inwards, each with its item names."""
+
+
+def families(settings: IgsmSettings) -> list[Family]:
+    """The families of names in use."""
+    return _families(tuple(settings.ecosystems or ECOSYSTEMS), settings.names)
+
+
+@cache
+def _families(ecosystems: tuple[Ecosystem, ...], names: int) -> list[Family]:
     return [
-        [
-            (category, [f"{word} {category}" for word in words[: settings.names]])
-            for category, words in ECOSYSTEMS[ecosystem]
-        ]
-        for ecosystem in settings.ecosystems or ECOSYSTEMS
+        [(category, [f"{word} {category}" for word in words[:names]]) for category, words in ECOSYSTEMS[ecosystem]]
+        for ecosystem in ecosystems
     ]
 
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
-_PREMISE = re.compile(r"The number of each (.+?)'s (.+?) equals (.+)\.")
-_QUESTION = re.compile(r"What is the number of each (.+)'s (.+)\?")
-_RIGHT = re.compile(r"(?:(\d+)(?: (more than|times) (?=each|the)|$))?(?:the (sum|difference) of )?(.*)")
-_EACH = re.compile(r"each ((?:(?!'s ).)+)'s ((?:(?!, each| and each).)+)")
-
-Key = tuple[str, str]
-"""(container, thing), where thing is an item or a category."""
+_PREMISE, _QUESTION = "The number of ", "What is the number of "
 
 
 class UnsolvableError(ValueError):
@@ -22,7 +15,8 @@ class Solved(NamedTuple):
     """One quantity as the text defines it."""
 
     value: int
-    parents: tuple[Key, ...]
+    parents: list[str]
+    """The quantities that it is computed from, as the text calls them: "each X's Y"."""
 
 
 class Reader:
@@ -31,74 +25,82 @@ class Reader:
     def __init__(self, text: str) -> None:
         """Raises UnsolvableError on a line that is neither a premise nor the question."""
         *premises, question = text.split("\n")
-        self.premises: dict[Key, str] = {}
+        self.premises: dict[str, str] = {}
+        """Quantity → what it equals, in words."""
         self.held: dict[str, list[str]] = {}
-        """Container → its items."""
+        """Container, as "each X" → its items."""
         for line in premises:
-            match = _PREMISE.fullmatch(line)
-            if match is None:
+            name, equals, right = line[len(_PREMISE) : -1].partition(" equals ")
+            container, owns, item = name.partition("'s ")
+            if not (equals and owns and line.startswith(_PREMISE) and line.endswith(".")):
                 raise UnsolvableError(f"not a premise: {line!r}")
-            container, item, right = match.groups()
-            if (container, item) in self.premises:
-                raise UnsolvableError(f"defined twice: {line!r}")
-            self.premises[container, item] = right
+            if name in self.premises:
+                raise UnsolvableError(f"defined twice: {name}")
+            self.premises[name] = right
             self.held.setdefault(container, []).append(item)
-        match = _QUESTION.fullmatch(question)
-        if match is None:
+        if not (question.startswith(_QUESTION) and question.endswith("?")):
             raise UnsolvableError(f"not a question: {question!r}")
-        self.question: Key = (match[1], match[2])
-        self._solved: dict[Key, Solved] = {}
-        self._open: set[Key] = set()
+        self.question = question[len(_QUESTION) : -1]
+        self._solved: dict[str, Solved | None] = {}
 
-    def solve(self, key: Key) -> Solved:
-        """The value of a quantity; a circular or undefined one raises UnsolvableError."""
-        if key not in self._solved:
-            if key in self._open:
-                raise UnsolvableError(f"defined in a circle: each {key[0]}'s {key[1]}")
-            self._open.add(key)
-            self._solved[key] = self._defined(self.premises[key]) if key in self.premises else self._total(*key)
-        return self._solved[key]
+    def solve(self, name: str) -> Solved:
+        """What a quantity is; a circular or undefined one raises UnsolvableError."""
+        if name in self._solved:
+            solved = self._solved[name]
+            if solved is None:
+                raise UnsolvableError(f"defined in a circle: {name}")
+            return solved
+        self._solved[name] = None
+        solved = self._premise(self.premises[name]) if name in self.premises else self._total(name)
+        self._solved[name] = solved
+        return solved
 
-    def _defined(self, right: str) -> Solved:
-        match = _RIGHT.fullmatch(right)
-        assert match is not None  # the pattern takes everything
-        number, operator, inner, rest = match.groups()
-        parents = tuple(_EACH.findall(rest))
-        written = [f"each {container}'s {thing}" for container, thing in parents]
-        expected = " and ".join(filter(None, [", ".join(written[:-1]), *written[-1:]]))
-        if rest != expected or (len(parents) > 1) != bool(inner) or not (number or parents):
-            raise UnsolvableError(f"cannot be read: {right!r}")
-        values = [self.solve(parent).value for parent in parents]
-        value = sum(values)
-        if inner == "difference":
-            if len(values) != 2:
-                raise UnsolvableError(f"a difference of {len(values)} quantities: {right!r}")
-            value = values[0] - values[1]
-        if operator == "times":
-            value *= int(number)
-        elif number:
-            value += int(number)
+    def _premise(self, right: str) -> Solved:
+        number, operator, rest = 0, "", right
+        if right[:1].isdecimal():
+            digits, _, rest = right.partition(" ")
+            number = int(digits)
+            if not rest:
+                return Solved(number, [])
+            operator = "more than " if rest.startswith("more than ") else "times "
+            if not rest.startswith(operator):
+                raise UnsolvableError(f"cannot be read: {right!r}")
+            rest = rest[len(operator) :]
+        if rest.startswith("the sum of "):
+            first, _, last = rest[len("the sum of ") :].rpartition(" and ")
+            parents = [*first.split(", "), last]
+            value = sum([self.solve(parent).value for parent in parents])
+        elif rest.startswith("the difference of "):
+            first, _, last = rest[len("the difference of ") :].partition(" and ")
+            parents = [first, last]
+            value = self.solve(first).value - self.solve(last).value
+        else:
+            parents = [rest]
+            value = self.solve(rest).value
+        return Solved(value * number if operator == "times " else value + number, parents)
+
+    def _total(self, name: str) -> Solved:
+        """All things of a category in a container, however deep they lie. An item's category is its last word."""
+        container, _, category = name.partition("'s ")
+        value = 0
+        parents: list[str] = []
+        for item in self.held.get(container, ()):
+            own = f"{container}'s {item}"
+            if item.endswith(" " + category):
+                value += self.solve(own).value
+                parents.append(own)
+            elif self._reaches(item, category):
+                inner = f"each {item}'s {category}"
+                value += self.solve(own).value * self.solve(inner).value
+                parents += [own, inner]
+        if not parents:
+            raise UnsolvableError(f"nothing says what {name} equals")
         return Solved(value, parents)
 
-    def _total(self, container: str, category: str) -> Solved:
-        """All things of a category in a container, however deep they lie. An item's category is its last word."""
-        value = 0
-        parents: list[Key] = []
-        for item in self.held.get(container, []):
-            if item.rpartition(" ")[2] == category:
-                value += self.solve((container, item)).value
-                parents.append((container, item))
-            elif self._reaches(item, category):
-                value += self.solve((container, item)).value * self.solve((item, category)).value
-                parents += [(container, item), (item, category)]
-        if not parents:
-            raise UnsolvableError(f"nothing says what each {container}'s {category} equals")
-        return Solved(value, tuple(parents))
-
-    def _reaches(self, container: str, category: str) -> bool:
+    def _reaches(self, item: str, category: str) -> bool:
         return any(
-            item.rpartition(" ")[2] == category or self._reaches(item, category)
-            for item in self.held.get(container, [])
+            other.endswith(" " + category) or self._reaches(other, category)
+            for other in self.held.get("each " + item, ())
         )
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bridge.config.tasks import IgsmSettings
-from bridge.tasks.streams import Draw, between, shuffle
+from bridge.tasks.streams import Draw, between, take
 
 # A quantity is one integer. Instance "number of item y in each item x": 64 x + y. Total of category c in each
 # item x: TOTAL + 64 x + c. At most 4 categories of 6 items exist, so 64 is roomy.
@@ -34,8 +34,6 @@ def draw_structure(settings: IgsmSettings, draw: Draw) -> Structure:
         least = sum(widths[:-1])
         if least <= settings.max_instances:
             break
-        if settings.depth[0] == 2 and settings.width[0] > settings.max_instances:
-            raise ValueError("max_instances is smaller than the smallest width")
     layer = [index for index, width in enumerate(widths) for _ in range(width)]
     holds: list[list[int]] = [[] for _ in layer]
     spare: list[tuple[int, int]] = []
@@ -47,25 +45,22 @@ def draw_structure(settings: IgsmSettings, draw: Draw) -> Structure:
             holds[item].append(first)
             spare += [(item, other) for other in range(below, below + lower) if other != first]
         start = below
-    more = between(draw, 0, min(len(spare), settings.max_instances - least))
-    shuffle(draw, spare)
-    for item, other in spare[:more]:
+    for _ in range(between(draw, 0, min(len(spare), settings.max_instances - least))):
+        item, other = take(draw, spare)
         holds[item].append(other)
     return Structure(layer, len(widths), holds)
 
 
-def prerequisites(structure: Structure, quantity: int) -> list[int]:
+def prerequisites(structure: Structure, total: int) -> list[int]:
     """What a total is computed from. Of the next category: the instances, summed. Of a category further in:
-    for each item held, its number and its own total, multiplied and summed. Empty if there is nothing to count."""
-    item, category = divmod(quantity - TOTAL, 64)
-    held = structure.holds[item]
+    for each item held, its number and its own total, multiplied and summed."""
+    item, category = divmod(total - TOTAL, 64)
+    first = 64 * item
     if category == structure.layer[item] + 1:
-        return [64 * item + other for other in held]
+        return [first + other for other in structure.holds[item]]
     needed: list[int] = []
-    for other in held:
-        total = TOTAL + 64 * other + category
-        if prerequisites(structure, total):
-            needed += (64 * item + other, total)
+    for other in structure.holds[item]:
+        needed += (first + other, TOTAL + 64 * other + category)
     return needed
 
 
@@ -74,10 +69,10 @@ def instances(structure: Structure) -> list[int]:
     return [64 * item + other for item, held in enumerate(structure.holds) for other in held]
 
 
-def totals(structure: Structure) -> list[tuple[int, int]]:
-    """Every total as (distance between the item's category and the one counted, quantity)."""
-    return [
-        (category - layer, TOTAL + 64 * item + category)
-        for item, layer in enumerate(structure.layer)
-        for category in range(layer + 1, structure.depth)
-    ]
+def totals(structure: Structure) -> list[list[int]]:
+    """Every total by the distance between the item's category and the one counted, the nearest first."""
+    by_distance: list[list[int]] = [[] for _ in range(structure.depth - 1)]
+    for item, layer in enumerate(structure.layer):
+        for category in range(layer + 1, structure.depth):
+            by_distance[category - layer - 1].append(TOTAL + 64 * item + category)
+    return by_distance

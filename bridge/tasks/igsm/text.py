@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from bridge.config.tasks import IgsmSettings
 from bridge.tasks.dag import Node, Problem
-from bridge.tasks.igsm.formulas import Formula
+from bridge.tasks.igsm.formulas import CONSTANT, DIFFERENCE, NO_PREMISE, PLUS, PRODUCTS, TIMES, Formulas
 from bridge.tasks.igsm.graph import Graph
-from bridge.tasks.igsm.names import categories, quantity
+from bridge.tasks.igsm.names import families, quantity
 from bridge.tasks.igsm.structure import TOTAL, Structure
-from bridge.tasks.streams import Draw, between, shuffle
+from bridge.tasks.streams import Draw, between, shuffle, take
 
 
 def draw_names(settings: IgsmSettings, structure: Structure, draw: Draw) -> tuple[list[str], list[str]]:
     """Names of the items and of the categories: consecutive categories of one family."""
-    families = categories(settings)
-    family = families[int(draw() * len(families))]
+    choices = families(settings)
+    family = choices[int(draw() * len(choices))]
     start = between(draw, 0, len(family) - structure.depth)
     items: list[str] = []
     heads: list[str] = []
@@ -22,59 +24,61 @@ def draw_names(settings: IgsmSettings, structure: Structure, draw: Draw) -> tupl
         head, names = family[start + layer]
         heads.append(head)
         pool = list(names)
-        shuffle(draw, pool)
-        items += pool[: structure.layer.count(layer)]
+        items += [take(draw, pool) for _ in range(structure.layer.count(layer))]
     return items, heads
 
 
-def write_problem(settings: IgsmSettings, graph: Graph, formulas: list[Formula], ops: int, draw: Draw) -> Problem:
+def write_problem(settings: IgsmSettings, graph: Graph, formulas: Formulas, ops: int, draw: Draw) -> Problem:
     """The problem in words: the premises in random order, one a line, then the question."""
     items, heads = draw_names(settings, graph.structure, draw)
-    names: list[str] = []
-    for code in graph.quantities:
-        container, thing = divmod(code % TOTAL, 64)
-        names.append(quantity(items[container], heads[thing] if code >= TOTAL else items[thing]))
+    names = [
+        quantity(items[code // 64], items[code % 64])
+        if code < TOTAL
+        else quantity(items[(code - TOTAL) // 64], heads[code % 64])
+        for code in graph.quantities
+    ]
     nodes: list[Node] = []
     lines: list[str] = []
-    for name, formula in zip(names, formulas, strict=True):
-        premise = _premise(formula, names)
-        if premise:
+    for name, shape, literal, parents, value in zip(
+        names, formulas.shapes, formulas.literals, formulas.parents, formulas.values, strict=True
+    ):
+        count = len(parents)
+        premise = ""
+        if not shape & NO_PREMISE:
+            premise = _premise(shape, count).format(literal, *[names[p] for p in parents])
             lines.append(f"The number of {name} equals {premise}.")
-        inputs = len(formula.parents) + (formula.inner == "constant" or formula.operator != "")
-        nodes.append(Node(name, tuple(formula.parents), _formula(formula), formula.value, premise, inputs))
+        inputs = count + (shape == CONSTANT or shape & (PLUS | TIMES) != 0)
+        nodes.append(Node(name, tuple(parents), _formula(shape, count, literal), value, premise, inputs))
     shuffle(draw, lines)
     lines.append(f"What is the number of {names[graph.needed - 1]}?")
     return Problem("\n".join(lines), nodes, list(range(graph.needed)), list(range(graph.needed, len(nodes))), ops)
 
 
-def _premise(formula: Formula, names: list[str]) -> str:
-    """What stands after "equals"; totals have no premise."""
-    if formula.inner == "constant":
-        return str(formula.literal)
-    own = [names[p] for p in formula.parents]
-    if formula.inner == "same":
-        inner = own[0]
-    elif formula.inner == "difference":
-        inner = f"the difference of {own[0]} and {own[1]}"
-    elif formula.inner == "sum":
-        inner = f"the sum of {', '.join(own[:-1])} and {own[-1]}"
+@cache
+def _premise(shape: int, parents: int) -> str:
+    """What stands after "equals": a template for the literal and the parents' names."""
+    if shape == CONSTANT:
+        return "{0}"
+    inner = ", ".join(f"{{{index}}}" for index in range(1, parents)) + f" and {{{parents}}}"
+    if parents == 1:
+        inner = "{1}"
+    elif shape & 7 == DIFFERENCE:
+        inner = "the difference of " + inner
     else:
-        return ""
-    if formula.operator == "+":
-        return f"{formula.literal} more than {inner}"
-    return f"{formula.literal} times {inner}" if formula.operator else inner
+        inner = "the sum of " + inner
+    return {0: "", PLUS: "{0} more than ", TIMES: "{0} times "}[shape & (PLUS | TIMES)] + inner
 
 
-def _formula(formula: Formula) -> str:
+@cache
+def _formula(shape: int, parents: int, literal: int) -> str:
     """The formula with a `{}` for each parent."""
-    count = len(formula.parents)
-    if formula.inner == "constant":
-        return str(formula.literal)
-    if formula.inner == "products":
-        return " + ".join(["{} * {}"] * (count // 2))
-    inner = (" - " if formula.inner == "difference" else " + ").join(["{}"] * count)
-    if not formula.operator:
+    if shape == CONSTANT:
+        return str(literal)
+    if shape & 7 == PRODUCTS:
+        return " + ".join(["{} * {}"] * (parents // 2))
+    inner = (" - " if shape & 7 == DIFFERENCE else " + ").join(["{}"] * parents)
+    if not shape & (PLUS | TIMES):
         return inner
-    if count > 1 and (formula.operator == "*" or formula.inner == "difference"):
+    if parents > 1 and (shape & TIMES or shape & 7 == DIFFERENCE):
         inner = f"({inner})"
-    return f"{formula.literal} {formula.operator} {inner}"
+    return f"{literal} {'*' if shape & TIMES else '+'} {inner}"
