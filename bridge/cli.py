@@ -141,9 +141,11 @@ def launch(
 ) -> None:
     """Submit an experiment. The same experiment again goes on where the run stands, and repeats nothing."""
     from bridge.launch.prepare import prepare
+    from bridge.launch.submit import require_scheduler
     from bridge.runs import create, runs_folder
 
     planned = prepare(experiment, settings or [], profile)
+    require_scheduler(planned.profile, profile)
     run = create(planned.request, runs_folder(runs))
     _launch(run, planned.profile, profile, wait, as_json)
 
@@ -213,7 +215,7 @@ def demo(
     """The whole chain on this machine with the small shipped experiment: data, SFT, convert, RL, convert, evaluate."""
     import time
 
-    from bridge.launch import show
+    from bridge.launch import scores
     from bridge.launch.prepare import prepare, shipped
     from bridge.launch.submit import launch as submit
     from bridge.runs import create, runs_folder
@@ -227,11 +229,11 @@ def demo(
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
     submit(run, planned.profile, profile)
     _wait(run)
-    result = show.demo_result(run, time.monotonic() - started)
+    result = scores.demo_result(run, time.monotonic() - started)
     if as_json:
         _print_json(result)
     else:
-        show.print_demo(result)
+        scores.print_demo(result)
 
 
 # ---- what became of it
@@ -326,24 +328,24 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Sample, grade and score a model. KEY=VALUE sets the stage's settings; `task.KEY=VALUE` the task's."""
-    from bridge.launch import show
+    from bridge.launch import scores
     from bridge.stages import alone
 
     result = alone.evaluate(model, task, output, samples, limit, settings or [])
-    _print_json(result) if as_json else show.print_eval(result)
+    _print_json(result) if as_json else scores.print_eval(result)
 
 
-@app.command(epilog="Example: bridge-rl compare runs/demo-1a2b/stages/eval/2 runs/demo-1a2b/stages/eval/1")
+@app.command(epilog="Example: bridge-rl compare runs/demo-1a2b/stages/eval/1 runs/demo-1a2b/stages/eval/2")
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="An evaluation.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same problems.")],
     as_json: AsJson = False,
 ) -> None:
-    """Paired comparison of two evaluations: A − B, question by question."""
-    from bridge.launch import show
+    """Paired comparison of two evaluations: B − A, question by question."""
+    from bridge.launch import scores
 
-    rows = show.comparison(a, b)
-    _print_json(rows) if as_json else show.print_comparison(rows)
+    rows = scores.comparison(a, b)
+    _print_json(rows) if as_json else scores.print_comparison(rows)
 
 
 @app.command(epilog="Example: bridge-rl grade answers.jsonl -o graded.jsonl")

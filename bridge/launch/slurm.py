@@ -86,6 +86,8 @@ def require_slurm(profile: Profile, name: str) -> None:
     """UserError when there is no Slurm here, or its controller does not answer."""
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise UserError(f"profile {name}: this machine has no sbatch; run on a login node, or use --profile local")
+    if profile.slurm_conf and not Path(profile.slurm_conf).is_file():
+        raise UserError(f"profile {name}: slurm_conf {profile.slurm_conf} does not exist; is this the right machine?")
     try:
         call(profile, ["scontrol", "ping"])
     except WorkFailedError as error:

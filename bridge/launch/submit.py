@@ -35,10 +35,7 @@ def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]
         UserError: another process is launching the run, or there is no cluster here.
         WorkFailedError: the scheduler refused; what this call had submitted before is cancelled again.
     """
-    if profile.cluster == "slurm":
-        from bridge.launch import slurm
-
-        slurm.require_slurm(profile, profile_name)
+    require_scheduler(profile, profile_name)
     with run.lock("launch", "launching"):
         states = observe(run)
         if all(s.state == "done" for s in states):
@@ -46,6 +43,14 @@ def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]
         if profile.cluster == "local":
             return _launch_local(run, profile)
         return _launch_slurm(run, profile, states)
+
+
+def require_scheduler(profile: Profile, name: str) -> None:
+    """UserError when the profile's scheduler is not there. Looked at before a run is made."""
+    if profile.cluster == "slurm":
+        from bridge.launch import slurm
+
+        slurm.require_slurm(profile, name)
 
 
 def _note_launch(run: Run, profile: Profile) -> None:
