@@ -58,13 +58,11 @@ def read_archive(file: SourceFile) -> dict[str, Record]:
 
 def _find_directory(file: SourceFile) -> tuple[int, int, int]:
     """Offset, bytes and number of entries of the central directory."""
-    tail_size = min(file.size, _END.size + _FULL16)
-    tail = file.read(file.size - tail_size, tail_size)
-    at = tail.rfind(b"PK\x05\x06")
-    if at < 0 or at + _END.size > len(tail):
-        raise UserError(f"{file.path}: has no end record, so it was cut off; copy it again or take an earlier one")
-    _, disk, _, _, count, size, start, _ = _END.unpack_from(tail, at)
-    end = file.size - tail_size + at
+    end = file.size - _END.size
+    # torch writes no comment, so the end record can only be at the very end: nothing is searched for.
+    magic, disk, _, _, count, size, start, _ = _END.unpack(file.read(end, _END.size) if end >= 0 else bytes(_END.size))
+    if magic != b"PK\x05\x06":
+        raise UserError(f"{file.path}: does not end as an archive does, so it was cut off; take a whole copy of it")
     if _FULL16 in (disk, count) or _FULL32 in (size, start):
         start, size, count, end = _find_directory64(file, end)
     elif disk:

@@ -37,7 +37,8 @@ def find_weights(root: Any, where: str) -> tuple[tuple[str, ...], dict[Any, Any]
     path: tuple[str, ...] = ()
     for _ in range(_LEVELS):
         if not isinstance(root, dict):
-            raise UserError(f"{where}: holds no dict of tensors but a {type(root).__name__}; save model.state_dict()")
+            kind = "tensor" if isinstance(root, TensorRef) else type(root).__name__
+            raise UserError(f"{where}: holds no dict of tensors but a {kind}; save model.state_dict()")
         for key, what in _ELSEWHERE.items():
             if key in root:
                 raise UserError(f"{where}: is part of {what}, a format that is not supported yet")

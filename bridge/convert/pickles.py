@@ -121,6 +121,7 @@ INERT = frozenset(
         *(f"torch.{storage}" for storage in STORAGES),
         *(f"torch.cuda.{storage}" for storage in STORAGES),
         *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+        *(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
         *(f"numpy.random._pickle.__{name}_ctor" for name in ("bit_generator", "generator", "randomstate")),
         *(
             f"torch._utils._rebuild_{name}"
