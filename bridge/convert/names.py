@@ -59,7 +59,8 @@ def find_weights(root: Any, where: str) -> tuple[tuple[str, ...], dict[Any, Any]
 def _wrapped(root: Mapping[Any, Any], where: str) -> str | None:
     """The key to go on with, or None if the weights are here."""
     held = [key for key in WRAPPERS if isinstance(root.get(key), dict)]
-    full = {id(root[key]): key for key in held if _holds_tensors(root[key], _LEVELS)}
+    known: dict[int, bool] = {}
+    full = {id(root[key]): key for key in held if _holds_tensors(root[key], _LEVELS, known)}
     if len(full) > 1:
         raise UserError(
             f"{where}: holds several sets of weights ({', '.join(full.values())}); save the wanted one alone"
@@ -68,11 +69,14 @@ def _wrapped(root: Mapping[Any, Any], where: str) -> str | None:
     return next(iter([*full.values(), *held, *averages]), None)
 
 
-def _holds_tensors(value: Any, levels: int) -> bool:
+def _holds_tensors(value: Any, levels: int, known: dict[int, bool]) -> bool:
     if not isinstance(value, dict) or levels == 0:
         return False
-    inside = any(_holds_tensors(value.get(key), levels - 1) for key in WRAPPERS)
-    return inside or any(isinstance(item, TensorRef) for item in value.values())
+    if id(value) not in known:  # a dict may be reached in many ways, and each is looked at once
+        known[id(value)] = any(isinstance(item, TensorRef) for item in value.values()) or any(
+            _holds_tensors(value.get(key), levels - 1, known) for key in WRAPPERS
+        )
+    return known[id(value)]
 
 
 def clean_names(names: Iterable[str], where: str) -> dict[str, str]:

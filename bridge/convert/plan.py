@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.convert.dtypes import CASTABLE, ITEMSIZE, SAFETENSORS, TARGETS
-from bridge.convert.source import Tensor, nbytes
+from bridge.convert.source import Tensor
 from bridge.errors import UserError
 
 SINGLE = "model.safetensors"
@@ -154,8 +154,3 @@ def _output_file(file: str, tensors: Mapping[str, Tensor], wanted: str) -> Outpu
     if len(text) > MAX_HEADER:
         raise UserError(f"the header of {file} would have {len(text):,} bytes; use a smaller max shard size")
     return OutputFile(file, len(text).to_bytes(8, "little") + text, tuple(placed))
-
-
-def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors as they are stored."""
-    return sum(nbytes(tensor) for tensor in tensors.values())

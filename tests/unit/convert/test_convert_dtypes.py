@@ -63,6 +63,7 @@ def test_infinities_are_counted(dtype: str) -> None:
     assert infinities(values.view(torch.uint8).numpy(), dtype) == 2
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_tables_agree_with_torch() -> None:
     for dtype, size in ITEMSIZE.items():
         assert getattr(torch, dtype).itemsize == size

@@ -118,6 +118,17 @@ def test_wrappers_are_opened(tmp_path: Path, keys: list[str]) -> None:
     assert_holds(tmp_path / "out", want)
 
 
+@pytest.mark.timeout(60)  # the alternative is hours
+def test_wrappers_that_hold_each_other_end(tmp_path: Path) -> None:
+    keys = ("model", "state_dict", "model_state_dict", "module", "actor", "policy", "net", "weights")
+    content: dict[Any, Any] = {**dict.fromkeys(range(300_000))}
+    for _ in range(3):
+        content = dict.fromkeys(keys, content)
+    content["model"]["model"]["model"]["model"] = content
+    with pytest.raises(UserError, match="holds no tensors"):
+        convert(folder(tmp_path / "src", content), tmp_path / "out")
+
+
 def test_averaged_weights_serve_only_alone(tmp_path: Path) -> None:
     plain, ema = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
     convert(folder(tmp_path / "a", {"model": plain, "ema": ema}), tmp_path / "both")
