@@ -11,7 +11,7 @@ from bridge.config.stages import Behavior
 from bridge.config.tasks import Style
 from bridge.tasks import frames
 from bridge.tasks.dag import Node, Problem
-from bridge.tasks.streams import Draw, shuffle
+from bridge.tasks.streams import Draw, take
 
 DISTRACTED = 0.3  # how often a detour goes to a quantity that the answer does not need
 
@@ -34,19 +34,21 @@ def solution(problem: Problem, behavior: Behavior, style: Style, draw: Draw) -> 
     """
     writer = _Writer(problem, behavior, style, draw)
     needed, distractors = problem.steps, problem.distractors
+    last = len(needed) - 1
     at, fine = 0, False
-    while at < len(needed):
-        if fine and 0 < at < len(needed) - 1 and behavior.reflection and draw() < behavior.reflection:
+    while at <= last:
+        if writer.solved[needed[at]]:  # by a detour that happened to succeed
+            at += 1
+        elif fine and 0 < at < last and behavior.reflection and draw() < behavior.reflection:
             if distractors and draw() < DISTRACTED:
                 node = distractors[int(draw() * len(distractors))]
             else:
-                node = needed[at + 1 + int(draw() * (len(needed) - at - 1))]
+                node = needed[at + 1 + int(draw() * (last - at))]
             if not writer.solved[node]:
                 fine = writer.step(node)
-            continue
-        if not writer.solved[needed[at]]:
+        else:
             fine = writer.step(needed[at])
-        at += 1
+            at += 1
     return frames.response(style, writer.steps, str(problem.answer))
 
 
@@ -62,49 +64,47 @@ class _Writer:
         self.analysis = ANALYSIS[behavior.analysis]
         self.draw = draw
         self.words = wording(style)
-        letters = list(ascii_letters)
-        if style.letters == "random":
-            shuffle(draw, letters)
-        self.letters = iter(letters)
+        self.letters = list(reversed(ascii_letters))
+        self.shuffled = style.letters == "random"
 
     def step(self, index: int) -> bool:
         """Write the step for a node; True if its value is known afterwards."""
         node = self.nodes[index]
         words = self.words
         if not node.parents:
-            self.letter[index] = letter = next(self.letters)
-            known = self._say(words.constant).format(name=node.name, value=node.value)
-            naming = self._say(words.naming).format(letter=letter)
-            end = self._say(words.constant_end).format(letter=letter, value=node.value)
-            self.steps.append(f"{known}{'' if naming[0] == ',' else ' '}{naming} {end}")
+            self.letter[index] = letter = self._new_letter()
+            known = self._say(words.constant).format(node.name, node.value)
+            end = self._say(words.constant_end).format(letter, node.value)
+            self.steps.append(f"{known}{self._say(words.naming).format(letter)} {end}")
             self.solved[index] = True
             return True
-        text = self._announce(index, node)
+        text = self._announce(index, node.name)
         share = self.analysis[min(node.inputs, len(self.analysis) - 1)]
         if node.premise and share and self.draw() < share:
-            text += " " + self._say(words.analysis).format(premise=node.premise)
+            text += " " + self._say(words.analysis).format(node.premise)
         missing = [self.nodes[parent].name for parent in node.parents if not self.solved[parent]]
         if missing:
-            names = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-            text += " " + self._say(words.failed_many if len(missing) > 1 else words.failed).format(names=names)
+            names = f"{', '.join(missing[:-1])} and {missing[-1]}" if len(missing) > 1 else missing[0]
+            text += " " + self._say(words.failed_many if len(missing) > 1 else words.failed).format(names)
         else:
-            text += " " + self._say(words.computed).format(letter=self.letter[index], chain=self._chain(node))
+            text += " " + self._say(words.computed).format(self.letter[index], self._chain(node))
             self.solved[index] = True
         self.steps.append(text)
         return not missing
 
-    def _announce(self, index: int, node: Node) -> str:
+    def _announce(self, index: int, name: str) -> str:
+        """Turn to a node and say its letter."""
         words = self.words
-        if self.letter[index]:
-            opener, follow = words.opener, words.reminder
-        else:
-            self.letter[index] = next(self.letters)
-            if self.draw() < 0.5:
-                return self._say(words.named_opener).format(name=node.name, letter=self.letter[index])
-            opener, follow = words.opener, words.naming
-        first = self._say(opener).format(name=node.name)
-        second = self._say(follow).format(letter=self.letter[index])
-        return f"{first}{'' if second[0] == ',' else ' '}{second}"
+        letter = self.letter[index]
+        if letter:
+            return self._say(words.opener).format(name) + self._say(words.reminder).format(letter)
+        self.letter[index] = letter = self._new_letter()
+        if self.draw() < 0.5:
+            return self._say(words.named_opener).format(name, letter)
+        return self._say(words.opener).format(name) + self._say(words.naming).format(letter)
+
+    def _new_letter(self) -> str:
+        return take(self.draw, self.letters) if self.shuffled else self.letters.pop()
 
     def _chain(self, node: Node) -> str:
         """Formula in letters = formula in numbers = … = value."""

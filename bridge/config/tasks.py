@@ -66,6 +66,8 @@ class IgsmSettings(Settings):
                 raise ValueError(f"{field} must be two numbers between {low} and {high}, the smaller one first")
         if self.literals[1] < 2:
             raise ValueError("the largest of literals must be at least 2")
+        if self.width[0] * (self.depth[0] - 1) > self.max_instances:
+            raise ValueError("max_instances is too small: each item that is not of the last category holds something")
         return self
 
 

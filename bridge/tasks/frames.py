@@ -12,6 +12,13 @@ SYSTEM = (
     "<think>\nyour work\n</think>\n<answer>\nyour answer\n</answer>"
 )
 
+_PREFIX = "<think>\n"
+_INTRODUCTION = "Let us find one quantity after the other.\n"
+_CONCLUSION = "\nHence the answer is "
+_ANSWER = ".\n</think>\n<answer>\nThe final answer is \\boxed{"
+_END = "}.\n</answer>"
+_PLAIN_ANSWER = "\n#### "
+
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
@@ -24,20 +31,20 @@ def prompt(style: Style, question: str) -> list[Message]:
 
 def response_prefix(style: Style) -> str:
     """The text that every response starts with; sampling starts after it."""
-    return "<think>\n" if style.frame == "think" else ""
+    return _PREFIX if style.frame == "think" else ""
 
 
 def response(style: Style, steps: Sequence[str], answer: str) -> str:
     """The whole response: one line for each step, then the answer."""
-    lines = "\n".join(f"- {step}" for step in steps)
+    lines = "\n".join([f"- {step}" for step in steps])
     if style.frame == "plain":
-        return f"{lines}\n#### {answer}"
-    return (
-        f"<think>\nLet us find one quantity after the other.\n{lines}\nHence the answer is {answer}.\n</think>\n"
-        f"<answer>\nThe final answer is \\boxed{{{answer}}}.\n</answer>"
-    )
+        return f"{lines}{_PLAIN_ANSWER}{answer}"
+    return f"{_PREFIX}{_INTRODUCTION}{lines}{_CONCLUSION}{answer}{_ANSWER}{answer}{_END}"
 
 
 def phrases(style: Style) -> list[str]:
-    """What a tokenizer made for the plain frame should not cut."""
-    return [".\n- ", "- ", ".\n#### "] if style.frame == "plain" else []
+    """Pieces of the frame that a tokenizer made for the task should not cut. Each step ends with a full stop."""
+    bullet = "- "
+    if style.frame == "plain":
+        return [bullet, f".\n{bullet}", f".{_PLAIN_ANSWER}"]
+    return [SYSTEM, _PREFIX, _INTRODUCTION + bullet, f".\n{bullet}", f".{_CONCLUSION}", _ANSWER, _END]

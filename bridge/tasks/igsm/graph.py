@@ -59,8 +59,8 @@ def draw_graph(settings: IgsmSettings, ops: int, draw: Draw) -> Graph | None:
 def _choose(structure: Structure, ops: int, draw: Draw) -> tuple[Needs, int]:
     """The needed quantities and what they cost, at most `ops` operations.
 
-    Totals first, those that reach far before the near ones, each with everything under it, while they fit a
-    budget (the larger of two uniform draws); then instances up to a second budget.
+    Totals first, those that reach far before the near ones, each with everything under it, until one at its
+    distance does not fit a budget (the larger of two uniform draws); then instances up to a second budget.
     """
     needs: Needs = {}
     spent = 0
@@ -69,7 +69,10 @@ def _choose(structure: Structure, ops: int, draw: Draw) -> tuple[Needs, int]:
         while candidates and budget - spent >= 2:
             total = take(draw, candidates)
             if total not in needs:
-                spent += _add_closure(structure, total, needs, budget - spent)
+                cost = _add_closure(structure, total, needs, budget - spent)
+                if cost == 0:
+                    break
+                spent += cost
     budget = between(draw, budget, ops)
     if spent < budget:
         rest = [quantity for quantity in instances(structure) if quantity not in needs]
