@@ -87,8 +87,8 @@ def open_journal(settings: OptimizerSettings, label: str, out: Path, scratch: Pa
         yield Journal(out, run)
     finally:
         run.finish()
-        for path in (out / "wandb").glob("*"):
-            if path.is_symlink():  # links to the latest run: an artifact holds plain files only
+        for path in (out / "wandb").rglob("*"):
+            if path.is_symlink():  # to the latest run and to logs elsewhere: an artifact holds plain files only
                 path.unlink()
 
 
