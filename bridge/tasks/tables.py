@@ -99,7 +99,7 @@ def _jsonl(file: Path) -> Iterator[tuple[str, object]]:
                     where = f"{file}, line {number}"
                     try:
                         yield where, json.loads(line)
-                    except ValueError as error:
+                    except (ValueError, RecursionError) as error:
                         raise UserError(f"{where}: not JSON ({error})") from None
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: not UTF-8 text ({error})") from None

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from igsm_cases import BRIDGE, DEMO, question
 from solution_verifier import Verdict, WrongStepError, evaluate, operations, verify
-from test_igsm_problems import BRIDGE, DEMO, question
 
 from bridge.behaviors import phrases, solution, writer
 from bridge.behaviors.arithmetic import rewrites

@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from igsm_cases import BRIDGE, DEMO, question
 from pydantic import ValidationError
 from solution_verifier import inputs, needed_quantities, verify
 
@@ -28,23 +29,6 @@ from bridge.tasks.igsm.text import write_problem
 from bridge.tasks.streams import stream
 
 SPLITS: tuple[Split, ...] = get_args(Split)
-BRIDGE = IgsmSettings(name="igsm")
-DEMO = IgsmSettings(
-    name="igsm",
-    ops=(3, 5),
-    literals=(1, 9),
-    max_answer=21,
-    bound="all",
-    negative=False,
-    depth=(2, 2),
-    width=(2, 3),
-    max_instances=5,
-    distractors=1,
-    ecosystems=["museum"],
-    names=4,
-    split_by="numbers",
-    style=Style(wording="fixed", letters="sequential", frame="plain"),
-)
 SETTINGS = {
     "bridge": BRIDGE,
     "hard": IgsmSettings(name="igsm", ops=(25, 25)),
@@ -57,10 +41,6 @@ SETTINGS = {
 
 def rows(task: IgsmSettings, split: Split, size: int, seed: int = 0) -> list[Example]:
     return list(load_task(task).rows(split, size, seed))
-
-
-def question(row: Example) -> str:
-    return row.prompt[-1]["content"]
 
 
 def operations(reader: Reader) -> int:
@@ -256,7 +236,8 @@ def test_a_total_two_levels_down_is_written_as_products() -> None:
         ("6 times the difference of each Tall Ship's Guest Cabin and each Swift Ship's Upper Cabin", -6),
         ("the sum of each Tall Ship's Guest Cabin and each Swift Ship's Cabin", 10),
         (
-            "3 times the sum of each Tall Ship's Guest Cabin, each Swift Ship's Cabin and each Swift Ship's Upper Cabin",
+            "3 times the sum of each Tall Ship's Guest Cabin, each Swift Ship's Cabin "
+            "and each Swift Ship's Upper Cabin",
             45,
         ),
     ],
