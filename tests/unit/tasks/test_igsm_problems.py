@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from hashlib import sha256
 from itertools import islice
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -266,6 +267,11 @@ def test_the_solver_reads_every_kind_of_premise(right: str, value: int) -> None:
 def test_the_solver_refuses_what_it_cannot_solve(text: str, reason: str) -> None:
     with pytest.raises(UnsolvableError, match=reason):
         solve(text)
+
+
+def test_the_example_of_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "igsm.md").read_text(encoding="utf-8")
+    assert solve(page.split("```")[1].strip()) == (2 + 8) + 8
 
 
 def test_names_say_their_category() -> None:
