@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bridge.behaviors import phrases, writer
 from bridge.config.stages import Behavior
 from bridge.config.tasks import IgsmSettings
 from bridge.tasks import Example, load_task
-from bridge.tasks.tokenizer import CHARACTERS, SPECIAL, build_tokenizer
+from bridge.tasks.tokenizer import SPECIAL, build_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the train extra is not installed")
 INJECTED = Behavior(reflection=0.2, subgoal=True, analysis=3)
@@ -67,7 +68,7 @@ def test_the_prompt_is_a_prefix_of_the_conversation(task: IgsmSettings, tmp_path
 
 def test_small_problems_are_short(demo: Any) -> None:
     """What a model of 0.3M weights needs: one token for each quantity and phrase (research brief on tiny models)."""
-    assert len(demo) < 250
+    assert len(demo) < 350  # 256 of them are single bytes
     names = [token for token in demo.get_vocab() if token.startswith("each ")]
     # 4 museums, halls, cabinets: 4 x 4 pairs with the next category and one total each
     assert len(names) == 3 * (16 + 4)
@@ -78,23 +79,37 @@ def test_small_problems_are_short(demo: Any) -> None:
 
 
 def test_the_longest_phrase_wins_and_digits_stay_single(tmp_path: Path) -> None:
-    build_tokenizer(["ab", "abc", "c d", "."], tmp_path)
+    build_tokenizer(["ab", "abc", "c d", "."], tmp_path)  # one character is a byte already
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.convert_ids_to_tokens(ids(tokenizer, "abcab c d12.")) == ["abc", "ab", " ", "c d", "1", "2", "."]
+    assert tokenizer.convert_ids_to_tokens(ids(tokenizer, "abcab c d12.")) == ["abc", "ab", "Ġ", "c d", "1", "2", "."]
 
 
-@given(text=st.text(st.sampled_from(CHARACTERS), max_size=80))
-def test_any_ascii_text_comes_back_exactly(demo: Any, text: str) -> None:
+@given(text=st.text(max_size=60) | st.text(st.characters(codec="ascii"), max_size=60))
+def test_any_text_comes_back_exactly(demo: Any, text: str) -> None:
+    text = unicodedata.normalize("NFC", text)
     assert demo.decode(ids(demo, text)) == text
 
 
-def test_other_characters_become_unknown(demo: Any) -> None:
-    assert demo.convert_ids_to_tokens(ids(demo, "a é")) == ["a", " ", "<unk>"]
+@pytest.mark.parametrize("task", [DEMO, BRIDGE], ids=["demo", "bridge"])
+def test_a_qwen2_model_folder_changes_nothing(task: IgsmSettings, tmp_path: Path) -> None:
+    """transformers 5 rebuilds the tokenizer of a Qwen2 model in its own way."""
+    plain = tokenizer_of(task, tmp_path)
+    transformers.Qwen2Config(hidden_size=8, num_attention_heads=2).save_pretrained(tmp_path)
+    beside_model = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    plain.save_pretrained(tmp_path / "saved")
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for row in solved(task, 100):
+        text = plain.apply_chat_template([*row.prompt, {"role": "assistant", "content": row.response}], tokenize=False)
+        for other in (beside_model, saved):
+            assert ids(other, text) == ids(plain, text)
+            assert other.decode(ids(other, text)) == text
+            assert len(other) == len(plain) and other.eos_token_id == plain.eos_token_id
+            assert other.chat_template == plain.chat_template
 
 
 def test_what_the_folder_holds(tmp_path: Path) -> None:
     size = build_tokenizer(["a phrase", "a phrase", "x"], tmp_path)
-    assert size == len(SPECIAL) + len(CHARACTERS) + 1
+    assert size == len(SPECIAL) + 256 + 1
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert (config["pad_token"], config["eos_token"], config["unk_token"]) == ("<pad>", "<eos>", "<unk>")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
