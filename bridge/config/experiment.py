@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from bridge.config.base import Settings, matching
-from bridge.config.problems import nearest, refuse, sentences
+from bridge.config.problems import named, nearest, refuse, sentences
 from bridge.config.stages import STAGE_KINDS, InitSettings, Stage
 from bridge.config.tasks import TaskSettings
 from bridge.config.yaml import Raw, line_of, scalar
@@ -126,7 +126,7 @@ def _validate(raw: Raw, name: str, text: str) -> Experiment:
             shown = _without_tags(path, raw)
             line = line_of(text, tuple(shown)) if text else None
             where = f"{name}:{line}" if line else name
-            problems.append(f"{where}: {'.'.join(map(str, shown))}: {sentence}")
+            problems.append(f"{where}: {named(shown, sentence)}")
         raise refuse(name, list(dict.fromkeys(problems))) from None
 
 
@@ -181,7 +181,7 @@ def init_settings(experiment: Experiment, name: str) -> InitSettings | None:
         return InitSettings.model_validate({"seed": experiment.seed, **experiment.model.init, "kind": "init"})
     except ValidationError as error:
         problems = [
-            f"model.init.{'.'.join(map(str, path))}: {sentence}"
+            named(("model", "init", *path), sentence)
             for path, sentence in sentences(error, {(): InitSettings.model_fields})
         ]
         raise refuse(name, problems) from None

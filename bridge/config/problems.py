@@ -49,6 +49,12 @@ def sentences(
     return found
 
 
+def named(path: Iterable[str | int], sentence: str) -> str:
+    """`path.to.field: sentence`; a problem of the whole has no path."""
+    words = ".".join(map(str, path))
+    return f"{words}: {sentence}" if words else sentence
+
+
 def refuse(name: str, problems: list[str]) -> UserError:
     """One error for all problems of a file."""
     if len(problems) == 1:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 import bridge
 from bridge.config.experiment import parse_overrides, points
-from bridge.config.problems import nearest, refuse, sentences
+from bridge.config.problems import named, nearest, refuse, sentences
 from bridge.config.profile import Allocation, Profile
 from bridge.config.stages import STAGE_KINDS
 from bridge.config.yaml import read_mapping
@@ -90,7 +90,7 @@ def load_profile(name: str) -> Profile:
             ("defaults",): Allocation.model_fields,
             **{("stages", kind): Allocation.model_fields for kind in STAGE_KINDS},
         }
-        problems = [f"{'.'.join(map(str, where))}: {sentence}" for where, sentence in sentences(error, keys)]
+        problems = [named(where, sentence) for where, sentence in sentences(error, keys)]
         raise refuse(str(path), problems) from None
     for kind in profile.stages:
         if kind not in STAGE_KINDS:

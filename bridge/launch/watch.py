@@ -114,7 +114,7 @@ class _Lines:
             key = (state.stage, state.element)
             name = f"{state.stage}/{state.element}"
             if self.last.get(key) != state.state:
-                if key in self.last or state.state not in ("waiting", "pending"):
+                if state.state not in ("waiting", "pending"):
                     label = f"  {state.label}" if state.label else ""
                     reason = f"  {state.reason}" if state.state not in ("running", "done") and state.reason else ""
                     self._say(f"{name}: {state.state}{label}{reason}")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from bridge.artifacts import SEAL, publish, read_seal, seal
 from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
-from bridge.config.problems import nearest, refuse, sentences
+from bridge.config.problems import named, nearest, refuse, sentences
 from bridge.config.stages import DataSettings, EvalSettings
 from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
@@ -45,9 +45,7 @@ def _validated(model: type[S], raw: Json, pairs: Sequence[tuple[str, Any]], what
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, path))}: {sentence}" for path, sentence in sentences(error, {(): model.model_fields})
-        ]
+        problems = [named(path, sentence) for path, sentence in sentences(error, {(): model.model_fields})]
         raise refuse(what, problems) from None
 
 

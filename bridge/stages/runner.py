@@ -82,6 +82,7 @@ def _work(run: Run, element: RunElement, key: Edge, stop: StopFlag) -> None:
     if not is_sealed(out, element.fingerprint):
         threads = int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
         os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve each other on shared cores
         settings = _settings(element)
         job = Job(
             label=element.name,
