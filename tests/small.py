@@ -15,7 +15,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% else %}<sep>{% endif %}"
     "{% endfor %}"
 )
-PIECES = ["<pad>", "<eos>", "<sep>", "\n", *"0123456789", "+", "=", "#", " "]
+PIECES = ["<pad>", "<eos>", "<sep>", "<unk>", "\n", *"0123456789", "+", "=", "#", " "]
 TASK = IgsmSettings(name="igsm")
 
 
@@ -36,7 +36,8 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE, pieces: list[str] | 
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": "<pad>",
         "eos_token": "<eos>",
-        "additional_special_tokens": [name for name in special if name not in ("<pad>", "<eos>")],
+        "unk_token": "<unk>",  # else transformers 5 adds one
+        "additional_special_tokens": [name for name in special if name not in ("<pad>", "<eos>", "<unk>")],
         "clean_up_tokenization_spaces": False,
         "chat_template": template,
     }

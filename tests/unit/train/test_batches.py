@@ -77,14 +77,14 @@ def test_log_probabilities_are_those_of_an_independent_forward(model: torch.nn.M
     logits = model(input_ids=torch.tensor([row.ids])).logits[0].double().log_softmax(-1)
     expected = [logits[i - 1, row.ids[i]].item() for i in range(row.first, len(row.ids))]
     batch = collate([row], CPU)
-    assert batch_logprobs(model, batch, 18)[batch.mask].tolist() == pytest.approx(expected, abs=1e-5)
+    assert batch_logprobs(model, batch, 19)[batch.mask].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_padding_changes_nothing(model: torch.nn.Module) -> None:
-    short, long = Row([3, 4, 5, 6], 2), Row(list(range(1, 18)) * 3, 4)
+    short, long = Row([3, 4, 5, 6], 2), Row(list(range(1, 19)) * 3, 4)
     alone, padded = collate([short], CPU), collate([short, long], CPU)
-    one = batch_logprobs(model, alone, 18)[alone.mask]
-    both = batch_logprobs(model, padded, 18)
+    one = batch_logprobs(model, alone, 19)[alone.mask]
+    both = batch_logprobs(model, padded, 19)
     assert torch.allclose(both[0][padded.mask[0]], one, atol=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_accumulation_does_not_change_the_gradient(model: torch.nn.Module, size:
         total = sum(row.targets for row in made)
         for part in micro_batches(made, size):
             batch: Batch = collate([made[i] for i in part], CPU)
-            sft_loss(batch_logprobs(model, batch, 18), batch.mask, total).backward()
+            sft_loss(batch_logprobs(model, batch, 19), batch.mask, total).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     whole = gradient(10)

@@ -21,7 +21,7 @@ def chat(folder: Path, template: str = TEMPLATE, pieces: list[str] | None = None
 
 
 def chatml(folder: Path, prefix: str = "") -> Chat:
-    return chat(folder, CHATML, ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>", *LETTERS], prefix)
+    return chat(folder, CHATML, ["<pad>", "<eos>", "<unk>", "<|im_start|>", "<|im_end|>", *LETTERS], prefix)
 
 
 def user(text: str) -> list[dict[str, str]]:
@@ -31,9 +31,9 @@ def user(text: str) -> list[dict[str, str]]:
 def test_prompt_and_response_ids(tmp_path: Path) -> None:
     got = chat(tmp_path)
     ((prompt, response),) = got.pairs([user("1+2=")], ["3"])
-    # <sep> is 2, digits start at 4, + is 14, = is 15, <eos> is 1
-    assert prompt == [5, 14, 6, 15, 2]
-    assert response == [7, 1]
+    # <eos> is 1, <sep> is 2, digits start at 5, + is 15, = is 16
+    assert prompt == [6, 15, 7, 16, 2]
+    assert response == [8, 1]
     assert got.prompts([user("1+2=")]) == [prompt]
     assert got.response_text(response) == "3"
     assert got.response_text(response[:-1]) == "3"
@@ -54,7 +54,7 @@ def test_the_end_of_turn_of_the_template_is_trained_and_what_follows_is_not(tmp_
 def test_a_template_without_an_end_gets_the_end_of_sequence_token(tmp_path: Path) -> None:
     got = chat(tmp_path, "{% for m in messages %}{{ m['content'] }}{% endfor %}")
     ((_, response),) = got.pairs([user("1=")], ["2"])
-    assert response == [6, 1]
+    assert response == [7, 1]
 
 
 def test_the_prefix_is_given_and_not_trained(tmp_path: Path) -> None:
