@@ -71,7 +71,7 @@ def canonical(gold: str, kind: str) -> str:
     if kind == "label":
         form: str | None = words.canonical_label(gold) or None
     else:
-        form = numbers.read(gold) if kind == "number" else words.canonical_letter(gold)
+        form = numbers.exact(gold) if kind == "number" else words.canonical_letter(gold)
     if form is None:
         named = {"number": "a number", "choice": "an option letter from A to J", "label": "a label"}[kind]
         raise UserError(f"gold {gold!r} is not {named}")

@@ -29,8 +29,8 @@ _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|[,'\u00a0\u2009\u202f])"
 _INT = (
-    rf"(?:[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}})+(?![0-9])"
-    r"|[0-9]{1,3}(?:\ [0-9]{3})+(?![0-9-])"  # not "3 200-page books"
+    rf"(?:[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}}){{1,12}}(?![0-9])"
+    r"|[0-9]{1,3}(?:\ [0-9]{3}){1,12}(?![0-9-])"  # not "3 200-page books"
     r"|[0-9]+)"
 )
 _DECIMAL = rf"(?:{_INT}(?:\.[0-9]+)?|\.[0-9]+)"
@@ -48,7 +48,7 @@ _LITERAL = re.compile(
           | \s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{{?\s*(?P<power>[-+]?[0-9]+)\s*\}}?
                                                |\*\*\s*(?P<power2>-?[0-9]+)|(?P<power3>⁻?[⁰¹²³⁴-⁹]+)) )?
     )
-    (?! [0-9] | [.,:/'][0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
+    (?! [0-9] | [.,:/']+[0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
     | (?P<bad>[0-9](?:(?:[0-9.,:/']|[eE][-+]?(?=[0-9])|\{{,\}}|\\[,!])*[0-9])?) )
     """,
     re.VERBOSE,
@@ -58,7 +58,7 @@ _SIGN = re.compile(r"([-+])(\s*)(?:\\?\$|[€£¥₹])?\s*\Z")
 _UNREAD_BEFORE = re.compile(r"(?:\\(?:sqrt|log|ln|exp|[dt]?frac|pm|binom)\b[^\s]*|[√±≤≥])\s*\Z")
 _UNREAD_AFTER = re.compile(r"\s*(?:\^(?!\s*\{?\s*\\circ)|[²³⁴-⁹]|\*\*[0-9(]|[π√∞]|\\(?:pi|sqrt|[dt]?frac|infty)\b)")
 
-_UNIT = r"(?:\s*(?:\\(?:text|mathrm|mbox)\{[^{}]*\}|[A-Za-z%°¢]+)){0,3}"
+_UNIT = r"(?:\s*(?:\\(?:text|mathrm|mbox)\{[^{}]*\}|[A-Za-z%°¢]+(?![A-Za-z%°¢]))){0,3}"
 _OPERATOR = re.compile(
     rf"\s+|{_UNIT}[\s)\]}}$]*(?:[-+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
     r"[\s(\[{$\\€£¥₹]*"
@@ -69,7 +69,7 @@ _NEW_THOUGHT = re.compile(r"\b(?:because|since|as|so|where|when|if|and|with|for|
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _BOX_HEAD = re.compile(r"(?:[^0-9\\]*[=:≈])?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
 _BOX_TAIL = re.compile(
-    r"(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z]+(?:\^\{?[23]\}?|[²³])?)*"
+    r"(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
 )
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
@@ -92,24 +92,24 @@ def extract(text: str, explicit: bool) -> tuple[str | None, str]:
     for rule, find in (("hash", after_hashes), ("box", in_box), ("tag", in_tag)):
         region = find(text)
         if region is not None:
-            return (_boxed(region) if rule == "box" else read(region)), rule
+            return (exact(region) if rule == "box" else _read(region)), rule
     for position, tail in enumerate(after_cues(text)):
         if not tail.strip() and position == 0:
             return None, "phrase"
         sentence = _SENTENCE_END.split(tail, maxsplit=1)[0]
         if _LITERAL.search(_same(sentence)):
-            return read(sentence), "phrase"
+            return _read(sentence), "phrase"
     return (None, "none") if explicit else (_last(text), "last_number")
 
 
-def read(region: str) -> str | None:
+def _read(region: str) -> str | None:
     """The canonical number that a marked region gives: its first number, or the result of the equation there."""
     plain = _PLAIN.fullmatch(region)
     if plain:
         return str(int(plain.group(1)))
     box = in_box(region)
     if box is not None:
-        return _boxed(box)
+        return exact(box)
     cues = [tail for tail in after_cues(region) if any(c.isdigit() for c in tail)]
     text = _clean(cues[0] if cues else region)
     chains = _chains(text, _literals(text, signed_start=True))
@@ -126,8 +126,9 @@ def _last(text: str) -> str | None:
     return None
 
 
-def _boxed(content: str) -> str | None:
-    """The number that a box holds, if it holds one number or equation and nothing else but a unit or a name."""
+def exact(content: str) -> str | None:
+    """The canonical number of a text that is one number or equation and nothing else but a unit or a name: what a box
+    holds, or a gold answer. Otherwise None."""
     plain = _PLAIN.fullmatch(content)
     if plain:
         return str(int(plain.group(1)))
@@ -163,7 +164,7 @@ def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
     match = _SIGN.search(text, max(0, start - 8), start)
     if match is None:
         return False, start
-    before = text[: match.start()]
+    before = text[max(0, match.start() - 40) : match.start()]
     previous = before.rstrip()[-1:]
     if previous.isdigit() or (previous and previous in ")]}%°-+" + _VULGAR):
         return False, start
@@ -179,7 +180,9 @@ def _value(literal: _Literal) -> Fraction | None:
     match, text = literal.match, literal.match.string
     if literal.negative is None or match.end() - match.start() > MAX_DIGITS or match["bad"]:
         return None
-    if _UNREAD_AFTER.match(text, match.end()) or _UNREAD_BEFORE.search(text[: literal.start][-40:]):
+    if _UNREAD_AFTER.match(text, match.end()) or _UNREAD_BEFORE.search(
+        text[max(0, literal.start - 40) : literal.start]
+    ):
         return None
     size = _decimal_or_exponent(match) if match["decimal"] else _fraction(match)
     return -size if size is not None and literal.negative else size

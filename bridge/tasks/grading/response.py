@@ -10,10 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+# Bounds that keep grading linear in the length of a degenerate response; no real answer comes near them.
+MAX_CUES = 50
+MAX_TAIL = 1000
+
 _THINK = re.compile(r"<\s*(/?)\s*think(?:ing)?\s*>", re.IGNORECASE)
 _RUN_ON = re.compile(r"\n[ \t*#_>]*(?:question|q)[ \t*_]*[0-9]*[ \t*_]*:", re.IGNORECASE)
-_UNFINISHED = re.compile(r"[^\s}>]+\Z")
-_FORMAT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_FINISHED = re.compile(r".*[\s}>]", re.DOTALL)
+_FORMAT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _HASH = re.compile(r"#{4,}([^\n]*)")
 _HEADING = re.compile(
     r"[\s*_]*(?:(?:step|part|case|problem|question|example|method|solution|option|section|note|check)\b"
@@ -21,7 +25,7 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_TAG = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 # Searched for in lower case; the first letter apart, so that the search can skip to it.
 _CUE_WORD = re.compile(r"[arо答](?:(?<![a-z].)(?:nswer|ntwort|espuesta|éponse|isposta|esposta)(?![a-z])|твет|案|え)")
 _CUE_VERB = re.compile(
@@ -45,11 +49,9 @@ def format_reward(response: str) -> float:
     BRIDGE's completions begin after a `<think>` that stands in the prompt: put it back before calling.
     Stricter than BRIDGE's pattern in one point: text on a line after the answer block fails too.
     """
-    match = _FORMAT.fullmatch(response)
-    if match is None:
-        return 0.0
-    inner = "".join(match.groups()).lower()
-    return 0.0 if any(tag in inner for tag in ("<think>", "</think>", "<answer>", "</answer>")) else 1.0
+    lower = response.lower()
+    once = all(lower.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    return 1.0 if once and _FORMAT.fullmatch(response) else 0.0
 
 
 def final_part(response: str, truncated: bool) -> tuple[str | None, bool]:
@@ -71,16 +73,19 @@ def final_part(response: str, truncated: bool) -> tuple[str | None, bool]:
         text, truncated = text[: run_on.start()], False
     if opened and _THINK.search(text):
         return None, truncated
-    return (_UNFINISHED.sub("", text) if truncated else text), truncated
+    if truncated:
+        finished = _FINISHED.match(text)
+        text = finished.group() if finished else ""
+    return text, truncated
 
 
 def after_hashes(text: str) -> str | None:
     """The last `####` line that is no heading; of a bare `####`, the line below it."""
     if "####" not in text:
         return None
-    for match in reversed(list(_HASH.finditer(text))):
+    for match in reversed(list(_HASH.finditer(text))[-MAX_CUES:]):
         tail, rest = match.group(1), text[match.end() :].strip()
-        if rest and _HEADING.match(tail) and next(after_cues(tail), None) is None:
+        if rest and _HEADING.match(tail) and not next(after_cues(tail), ""):
             continue
         return tail if tail.strip() else rest.split("\n", 1)[0]
     return None
@@ -113,15 +118,19 @@ def in_tag(text: str) -> str | None:
     """What the last `<answer>` block holds. Its end may be missing: generation often stops at the closing tag."""
     if "<" not in text:
         return None
-    blocks = _TAG.findall(text)
-    return blocks[-1].strip() if blocks else None
+    end = len(text)
+    for tag in reversed(list(_TAG.finditer(text))):
+        if not tag.group(1):
+            return text[tag.end() : end].strip()
+        end = tag.start()
+    return None
 
 
 def after_cues(text: str) -> Iterator[str]:
     """What follows "the answer is", "Answer:", "Final answer" and the like, last cue first: to the end of its line, or
     the next line where its own is empty."""
     lower = text.replace("\u0130", "I").lower()  # the one letter whose lower case is longer, which would shift places
-    for word in reversed(list(_CUE_WORD.finditer(lower))):
+    for word in reversed(list(_CUE_WORD.finditer(lower))[-MAX_CUES:]):
         verb = _CUE_VERB.match(text, word.end())
         start = verb.end() if verb else word.end()
         if verb is None:
@@ -130,4 +139,5 @@ def after_cues(text: str) -> Iterator[str]:
             if not heading and not before.endswith("final "):
                 continue
         skipped = _DECORATION.match(text, start)
-        yield text[skipped.end() if skipped else start :].split("\n", 1)[0]
+        start = skipped.end() if skipped else start
+        yield text[start : start + MAX_TAIL].split("\n", 1)[0]

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | 
     Raises:
         UserError: a file that cannot be read or written, or a broken row, by line and field. Nothing is left behind.
     """
-    temporary = out_path.with_name(f".{out_path.name}.{os.getpid()}.tmp")
+    temporary = out_path.with_name(f".{out_path.name}.{os.urandom(4).hex()}.tmp")
     try:
         source = in_path.open("rb")
     except OSError as error:
@@ -57,7 +58,8 @@ def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | 
     except OSError as error:
         raise UserError(f"{out_path} cannot be written: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     return Summary(sum(reasons.values()), reasons["correct"], dict(reasons))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from bridge.tasks.grading.response import after_cues, in_box, in_tag
+from bridge.tasks.grading.response import MAX_CUES, MAX_TAIL, after_cues, in_box, in_tag
 
 _MARK = re.compile(r"#{3,}[ \t]*([^\n#]*)")
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -14,7 +15,7 @@ _ARGUES = r"(?:because|since|as|for|due|is|and|which|with|by|given|not)\b"
 _ALONE = rf"(?![\w'’^\\])(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!\s*(?:or|and|[/&])\s*\(?[A-J]\b)"
 _PICK = r"(?:\b(?:choose|pick|select|go\ with)|\b(?:[Oo]ption|[Cc]hoice))\s+(?:option\s+)?"
 _LETTER_FIRST = re.compile(
-    r"(?:(?:the\ )?(?:correct\ |right\ )?(?:option|choice|letter|answer)\b\s*(?:is\b)?|[\s*_`\"'(\[{$:#])*"
+    r"(?:(?:the|correct|right|option|choice|letter|answer|is)\b|[\s*_`\"'(\[{$:#])*"
     rf"([A-J]){_ALONE}",
     re.IGNORECASE,
 )
@@ -52,16 +53,10 @@ _LABEL_DECORATION = " \t\r\n*_`\"'’“”([{$.:!-"
 def choice(text: str, explicit: bool) -> tuple[str | None, str]:
     """The option letter A-J that a response's final part gives, in upper case, or None, and the rule that found it.
 
-    Order: last cue that decides (an answer phrase, a `###` line or an answer tag), last box, and unless `explicit` a
-    letter that stands alone, if only one does.
+    Order: last answer phrase or `###` line that decides, last answer tag, last box, and unless `explicit` a letter that
+    stands alone, if only one does.
     """
-    block = in_tag(text)
-    tails = [
-        *after_cues(text),
-        *(m.group(1) for m in reversed(list(_MARK.finditer(text)))),
-        *([block] if block else []),
-    ]
-    for tail in tails:
+    for tail in (*_cues(text), in_tag(text) or ""):
         letter = _cued(tail)
         if letter:
             return letter, "cue"
@@ -78,24 +73,22 @@ def choice(text: str, explicit: bool) -> tuple[str | None, str]:
 def label(text: str, gold: str, explicit: bool) -> tuple[str | None, str]:
     """The label that a response's final part gives, canonical, or None, and the rule that found its place.
 
-    Order: last `###` line, last box, last answer tag, last answer phrase, and unless `explicit` the last line if it is
-    a label and nothing else follows it in its sentence. A label counts where it starts the region as whole words.
+    Order: last `###` line, last box, last answer tag, last answer phrase that decides, and unless `explicit` the last
+    line if a label is all that its sentence says. A label counts where it starts the region as whole words. Where gold
+    is none of the labels of inference, other labels are not known, and the words up to the first stop are the answer.
     """
-    known = {**_LABEL_OF, canonical_label(gold): canonical_label(gold)}
     marks = _MARK.findall(text)
-    for rule, region in (
-        ("hash", marks[-1] if marks else None),
-        ("box", in_box(text)),
-        ("tag", in_tag(text)),
-        ("phrase", next(after_cues(text), None)),
-    ):
+    for rule, region in (("hash", marks[-1] if marks else None), ("box", in_box(text)), ("tag", in_tag(text))):
         if region is not None:
-            region = next(after_cues(region), region)
-            return _leading_label(_WRAPPER.sub(r"\1", region), known, r"(?!\w)"), rule
+            return _leading_label(next(after_cues(region), region), gold, marked=True), rule
+    for tail in after_cues(text):
+        found = _leading_label(tail, gold, marked=True)
+        if found:
+            return found, "phrase"
     if explicit:
         return None, "none"
-    lines = text.strip().split("\n")
-    return _leading_label(lines[-1], known, r"(?=\s*(?:[.,;:!*_]|\Z))"), "last_line"
+    last = text.strip().rpartition("\n")[2]
+    return _leading_label(last, gold, marked=False), "last_line"
 
 
 def canonical_letter(gold: str) -> str | None:
@@ -110,6 +103,16 @@ def canonical_label(gold: str) -> str:
     return _LABEL_OF.get(plain, plain)
 
 
+def _cues(text: str) -> Iterator[str]:
+    """What follows answer phrases and `###`, last first."""
+    end = len(text)
+    for mark in reversed(list(_MARK.finditer(text))[-MAX_CUES:]):
+        yield from after_cues(text[mark.end() : end])
+        yield mark.group(1)
+        end = mark.start()
+    yield from after_cues(text[:end])
+
+
 def _cued(tail: str) -> str | None:
     match = _LETTER_FIRST.match(_WRAPPER.sub(r"\1", in_box(tail) or tail))
     if match:
@@ -118,9 +121,15 @@ def _cued(tail: str) -> str | None:
     return inner.pop() if len(inner) == 1 else None
 
 
-def _leading_label(region: str, known: dict[str, str], end: str) -> str | None:
+def _leading_label(region: str, gold: str, marked: bool) -> str | None:
+    """The label that starts a region: as whole words after a marker, as all that a sentence says without one."""
+    end = r"(?!\w)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
+    region = _WRAPPER.sub(r"\1", region[:MAX_TAIL])
     plain = " ".join(region.lstrip(_LABEL_DECORATION).replace("’", "'").casefold().split())
-    for spelling in sorted(known, key=len, reverse=True):
-        if spelling and re.match(re.escape(spelling) + end, plain):
-            return known[spelling]
-    return None
+    wanted = canonical_label(gold)
+    for spelling in sorted((*_LABEL_OF, wanted), key=len, reverse=True):
+        if re.match(re.escape(spelling) + end, plain):
+            return _LABEL_OF.get(spelling, spelling)
+    if wanted in _SYNONYMS or not marked:
+        return None
+    return plain.partition(".")[0].partition(",")[0].strip(_LABEL_DECORATION) or None

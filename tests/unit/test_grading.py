@@ -1,0 +1,368 @@
+"""The grading rules, case by case, and as properties of any text."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.errors import UserError
+from bridge.tasks.grading import KINDS, REASONS, canonical, format_reward, grade
+
+SHARED = Path(__file__).parents[3] / "shared"
+
+NUMBERS = [
+    # the last marker, and the order of markers
+    ("#### 24", "24", True),
+    ("####24", "24", True),
+    ("####\u00a024.", "24", True),
+    ("####\n24", "24", True),
+    ("#### 5\nNo, wait.\n#### 6", "6", True),
+    ("#### 5\nNo, wait.\n#### 6", "5", False),
+    ("#### 5\nThat took 3 steps.", "5", True),
+    ("####", "5", False),
+    ("We had 5.\n#### ,", "5", False),
+    ("#### Step 2: add\nThat gives 7 plums.", "7", True),
+    ("#### Conclusion\nIn the end \\boxed{42}", "42", True),
+    ("#### Final Answer\n72", "72", True),
+    ("#### The answer is 42\nGood luck!", "42", True),
+    (r"\boxed{7}, no, \boxed{8}", "8", True),
+    (r"\boxed{7}. Hence \boxed{", "7", False),
+    (r"\boxed{} so 7", "7", False),
+    (r"\fbox{42}", "42", True),
+    (r"\boxed {42}", "42", True),
+    (r"\boxed{\boxed{42}}", "42", True),
+    ("<answer>\nIt is \\boxed{-3}.\n</answer>", "-3", True),
+    ("<answer> The total is 42 eggs </answer> Bye 7", "42", True),
+    ("<answer>42", "42", True),
+    ("<answer></answer> 42", "42", False),
+    ("<answer>5</answer> or rather <answer>6</answer>", "6", True),
+    ("The answer is 42. I hope this answer is helpful.", "42", True),
+    ("The answer is not 5. It is 6.", "6", True),
+    ("The answer to question 3 is 42.", "42", True),
+    ("**Final Answer**\n\n42", "42", True),
+    ("Final answer: $\\boxed{42}$.", "42", True),
+    ("Antwort: 42", "42", True),
+    ("答案是72", "72", True),
+    ("She has 3 cats and 24 dogs.", "24", True),
+    ("There is nothing to count.", "0", False),
+    # traces and run-on text
+    ("<think>maybe 5</think>\n#### 6", "6", True),
+    ("<Thinking>5</THINKING>6", "6", True),
+    ("<think>#### 6", "6", False),
+    ("it was 6</think>I give up.", "6", False),
+    ("#### 42\n\nQuestion: And 2 + 2?\nAnswer: #### 4", "42", True),
+    ("#### 42\n\n**Q2:** And 2 + 2?\n#### 4", "42", True),
+    ("Question: how many?\nAnswer: 5", "5", True),
+    # thousands
+    *(
+        (f"#### 1{separator}234", "1234", True)
+        for separator in (",", "{,}", "\\,", ",\\!", "\u2009", "\u202f", " ", "'")
+    ),
+    ("#### 1,234,567.50", "1234567.5", True),
+    ("#### 12,34", "12", False),
+    ("#### 12,34", "34", False),
+    ("#### 12,34", "1234", False),
+    ("#### 1,2345", "1", False),
+    (r"\boxed{1\,234}", "1", False),
+    # signs and currency
+    ("#### -7", "-7", True),
+    ("#### \u22127", "-7", True),
+    ("It fell to –7 degrees", "-7", True),
+    ("It fell to −7 degrees", "7", False),
+    ("#### -$15", "-15", True),
+    ("#### $-15", "-15", True),
+    ("#### - 7", "-7", True),
+    ("#### +7", "7", True),
+    (r"#### -\$15", "-15", True),
+    ("The shop is open 9-5", "-5", False),
+    ("#### 10–12", "-12", False),
+    ("#### 10-12", "10", False),
+    ("We sent a B-52", "-52", False),
+    ("#### US$15 per day", "15", True),
+    ("- 7 plums", "7", True),
+    # decimals, exponents, fractions
+    ("#### 24.0", "24", True),
+    ("#### .5", "1/2", True),
+    ("#### 24..", "24", True),
+    ("#### 1e3", "1000", True),
+    ("#### 1e3", "1", False),
+    ("#### 7e-1", "0.7", True),
+    ("#### 1e3.5", "1", False),
+    (r"\boxed{3 \times 10^{4}}", "30000", True),
+    ("#### 3 × 10³", "3000", True),
+    ("#### 10^3", "10", False),
+    ("#### 3/8", "0.375", True),
+    ("#### 2 1/2", "2.5", True),
+    ("#### 2½", "2.5", True),
+    ("#### 2½", "2", False),
+    ("#### ⅔", "2/3", True),
+    (r"\boxed{-\frac{3}{4}}", "-0.75", True),
+    (r"\boxed{1\frac12}", "1.5", True),
+    ("#### 5 7/2", "5", False),
+    ("#### 3/0", "3", False),
+    ("#### 1/2/3", "1", False),
+    ("#### 3:30", "3", False),
+    ("#### 0.333", "1/3", False),
+    ("#### ７２", "72", True),
+    # equations, units, leftovers
+    ("#### 10 + 62 = 72", "72", True),
+    ("#### 72 = 10 + 62", "72", True),
+    ("#### 5 + 3", "5", False),
+    ("#### 42 because x = 3", "42", True),
+    ("6x3=18", "18", True),
+    ("x^2 + 7 = 11", "11", True),
+    ("9 * 2 = $<<9*2=18>>18 a day", "18", True),
+    ("#### 18 eggs (3 boxes of 6)", "18", True),
+    ("#### 10 cm^2", "10", True),
+    ("So it covers 10 m²", "10", True),
+    ("共72个", "72", True),
+    (r"\boxed{72\text{ dollars}}", "72", True),
+    (r"\boxed{90^\circ}", "90", True),
+    (r"\boxed{x = 5}", "5", True),
+    (r"\boxed{2, 3}", "2", False),
+    (r"\boxed{2x + 3}", "2", False),
+    (r"\boxed{5x}", "5", False),
+    (r"\boxed{5\pi}", "5", False),
+    (r"\boxed{2\sqrt{3}}", "2", False),
+    (r"#### \sqrt{16}", "16", False),
+    # no tolerance, no scaling
+    ("#### 123457", "123456", False),
+    ("#### 35%", "35", True),
+    ("#### 35", "35%", True),
+    ("#### 0.35", "35", False),
+    ("50 in total", "5", False),
+]
+
+CHOICES = [
+    ("The answer is B.", "B", True),
+    ("The answer is (b)", "B", True),
+    ("answer is D. Some would pick A.", "D", True),
+    ("The answer is A because it is heavy", "A", True),
+    ("The answer is a magnet", "A", False),
+    ("The answer is I think C", "I", False),
+    ("Answer: A magnet", "A", False),
+    ("The answer is Dog", "D", False),
+    ("The answer is B or C", "B", False),
+    ("The answer is not A. The answer is B", "B", True),
+    ("The answer is: nine (C)", "C", True),
+    ("Answer: B? No. ### D", "D", True),
+    ("### D\nThe answer is C.", "C", True),
+    (r"The answer is \boxed{\text{(C)}}.", "C", True),
+    (r"\boxed{k_B T}. Answer: D", "D", True),
+    (r"\boxed{k_B T}", "B", False),
+    (r"\boxed{E: a coil}", "E", True),
+    ("<answer>B</answer>", "B", True),
+    ("**B**", "B", True),
+    ("a", "A", True),
+    ("c) four", "C", True),
+    ("A. coil\nB. nail", "A", False),
+    ("I think it is a nail", "A", False),
+    ("I think it is a nail", "I", False),
+    ("Both B and C fit", "B", False),
+    ("So the best one is C", "C", True),
+    ("It's C.", "(C)", True),
+    ("<think>B", "B", False),
+    ("Answer: B\n\nQuestion: next\nAnswer: C", "B", True),
+]
+
+LABELS = [
+    ("It follows. ### yes", "yes", True),
+    ("#### Yes.", "yes", True),
+    ("### no? ### **yes**", "yes", True),
+    ("### entailment", "yes", True),
+    ("### contradiction, clearly", "no", True),
+    ("### neutral", "It is not possible to tell.", True),
+    ("### It's not possible to tell", "neutral", True),
+    ("### not possible to tell", "no", False),
+    ("### nobody", "no", False),
+    ("I know it", "no", False),
+    ("No man is seen", "no", False),
+    ("Let me see.\nNo.", "no", True),
+    ("The answer is no. I hope this answer helps.", "no", True),
+    (r"\boxed{yes}", "yes", True),
+    ("### Positive.", "positive", True),
+    ("### negative", "positive", False),
+]
+
+
+@pytest.mark.parametrize(("response", "gold", "want"), NUMBERS)
+def test_numbers(response: str, gold: str, want: bool) -> None:
+    assert grade(response, gold, "number").correct is want
+
+
+@pytest.mark.parametrize(("response", "gold", "want"), CHOICES)
+def test_choices(response: str, gold: str, want: bool) -> None:
+    assert grade(response, gold, "choice").correct is want
+
+
+@pytest.mark.parametrize(("response", "gold", "want"), LABELS)
+def test_labels(response: str, gold: str, want: bool) -> None:
+    assert grade(response, gold, "label").correct is want
+
+
+@pytest.mark.skipif(
+    not (SHARED / "cases/grading.jsonl").exists(), reason="the shared cases are not beside this checkout"
+)
+def test_shared_cases() -> None:
+    with (SHARED / "cases/grading.jsonl").open(encoding="utf-8") as file:
+        cases = [case for case in map(json.loads, file) if not case["kind"].startswith("latex")]
+    wrong = [c for c in cases if grade(c["response"], c["gold"], c["kind"]).correct is not c["want"]]
+    assert len(cases) == 86
+    assert not wrong
+
+
+@pytest.mark.skipif(not (SHARED / "data/gsm8k").exists(), reason="GSM8K is not beside this checkout")
+def test_every_gsm8k_solution_grades_itself() -> None:
+    with (SHARED / "data/gsm8k/test.jsonl").open(encoding="utf-8") as file:
+        solutions = [json.loads(line)["answer"] for line in file]
+    graded = [grade(solution, solution.rpartition("####")[2], "number") for solution in solutions]
+    assert len(graded) == 1319
+    assert all(g.correct and g.rule == "hash" for g in graded)
+
+
+@pytest.mark.parametrize(
+    ("response", "truncated", "answer", "reason", "rule"),
+    [
+        ("#### 1,450.50", False, "2901/2", "wrong", "hash"),
+        ("The answer is 007", False, "7", "correct", "phrase"),
+        ("So 7", False, "7", "correct", "last_number"),
+        ("No idea", False, None, "no_answer", "last_number"),
+        ("<think>7", False, None, "think_unclosed", "none"),
+        # A response that was cut off: its last word may be half of one, and only a marker counts.
+        ("#### 7", True, None, "truncated", "hash"),
+        ("#### 7\n", True, "7", "correct", "hash"),
+        ("\\boxed{7}", True, "7", "correct", "box"),
+        ("The answer is 7. The", True, "7", "correct", "phrase"),
+        ("So there are 7 plums and", True, None, "truncated", "none"),
+        ("<think>7", True, None, "think_unclosed", "none"),
+        ("#### 7\n\nQuestion: <think> and", True, "7", "correct", "hash"),
+    ],
+)
+def test_what_a_grade_records(response: str, truncated: bool, answer: str | None, reason: str, rule: str) -> None:
+    assert grade(response, "7", "number", truncated=truncated) == (answer, reason == "correct", reason, rule)
+
+
+@pytest.mark.parametrize(
+    ("gold", "kind", "message"),
+    [
+        ("seven", "number", "gold 'seven' is not a number"),
+        ("5 or 6", "number", "is not a number"),
+        ("", "number", "is not a number"),
+        ("Q", "choice", "is not an option letter"),
+        ("...", "label", "is not a label"),
+        ("7", "latex:unit", "not available yet"),
+        ("7", "numeral", "kind 'numeral' is not known"),
+    ],
+)
+def test_a_gold_answer_that_cannot_be_used_is_refused(gold: str, kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        grade("#### 7", gold, kind)
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<think>a\nb</think>\n<answer>\n5\n</answer>\n", 1.0),
+        ("<think></think><answer></answer>", 1.0),
+        ("<think>a</think> so <answer>5</answer>", 0.0),
+        ("<think>a</think><answer>5</answer> bye", 0.0),
+        ("<think>a</think><answer>5</answer><answer>6</answer>", 0.0),
+        ("<think>a<think>b</think><answer>5</answer>", 0.0),
+        ("a</think><answer>5</answer>", 0.0),
+        ("<think>a<answer>5</answer></think>", 0.0),
+        ("5", 0.0),
+    ],
+)
+def test_format_reward(response: str, reward: float) -> None:
+    assert format_reward(response) == reward
+
+
+integers = st.integers(-(10**9), 10**9)
+FRAMES = ["#### {}", "So \\boxed{{{}}}.", "The answer is {}.", "<answer>{}</answer>", "Answer: **{}**", "It makes {}"]
+
+
+def spellings(number: int) -> list[str]:
+    sign, size = "-" * (number < 0), abs(number)
+    grouped = f"{size:,}"
+    return [
+        f"{sign}{size}",
+        f"{sign}{grouped}",
+        sign + grouped.replace(",", "{,}"),
+        sign + grouped.replace(",", "\u00a0"),
+        f"{sign}${grouped}.00",
+        f"{sign}{size}.0 plums",
+        sign.replace("-", "\u2212") + str(size),
+        f"{sign}{size}e0",
+        f"{sign}{2 * size}/2",
+    ]
+
+
+@given(integers, st.sampled_from(FRAMES), st.data())
+def test_an_integer_is_found_however_it_is_written(number: int, frame: str, data: st.DataObject) -> None:
+    written = data.draw(st.sampled_from(spellings(number)))
+    assert grade(frame.format(written), str(number), "number").correct
+
+
+@given(integers, integers, st.sampled_from(FRAMES), st.data())
+def test_another_integer_is_never_taken_for_it(number: int, gold: int, frame: str, data: st.DataObject) -> None:
+    written = data.draw(st.sampled_from(spellings(number)))
+    assert grade(frame.format(written), str(gold), "number").correct is (number == gold)
+
+
+@given(st.fractions(max_denominator=10**6), st.integers(1, 9), st.sampled_from(FRAMES))
+def test_a_fraction_equals_its_multiples(value: Fraction, factor: int, frame: str) -> None:
+    written = f"{value.numerator * factor}/{value.denominator * factor}"
+    result = grade(frame.format(written), str(value), "number")
+    assert result.correct
+    assert result.answer == str(value)
+
+
+@given(st.from_regex(r"[0-9][0-9.,]{0,9}", fullmatch=True), st.sampled_from(FRAMES[:4]))
+def test_digits_are_read_as_a_whole_or_not_at_all(written: str, frame: str) -> None:
+    answer = grade(frame.format(written), "7", "number").answer
+    assert answer is None or Fraction(answer) == Fraction(written.rstrip(".,").replace(",", ""))
+
+
+FRAGMENTS = (
+    "#### ### \\boxed{ } <think> </think> <answer> </answer> Answer: Question: 12 1,2 - = $ \\frac{ ½ A b. yes not é ²"
+)
+fragments = st.sampled_from([*FRAGMENTS.split(" "), "The answer is ", "\n", " ", "\u0130", "\u2028"])
+
+
+@settings(max_examples=400)
+@given(st.lists(st.one_of(fragments, st.text(max_size=4)), max_size=25).map("".join), st.booleans())
+def test_any_text_gets_a_verdict(response: str, truncated: bool) -> None:
+    for kind, gold in (("number", "12"), ("choice", "A"), ("label", "yes")):
+        result = grade(response, gold, kind, truncated=truncated)
+        assert result.reason in REASONS
+        assert result.correct is (result.reason == "correct")
+        assert result.correct is (result.answer == canonical(gold, kind))
+        if result.answer is not None:
+            assert canonical(result.answer, kind) == result.answer  # canonical already
+        if kind != "label":
+            assert result == grade(response, f" {gold} ", f"{kind}:suffix", truncated=truncated)
+
+
+DEGENERATE = ["9", "9 ", "1,", "1 + ", "1 = ", "1 234 ", ".5", "\\boxed{", "\\text{", "the answer is ", "### ", "A or "]
+
+
+@pytest.mark.parametrize("unit", [*DEGENERATE, "<answer>", "</think>", "<think>", "\n", "答案", "a", "Question:\n"])
+@pytest.mark.timeout(20)
+def test_degenerate_responses_take_no_time(unit: str) -> None:
+    """A sampler stuck in a loop writes such text; a quadratic rule would take minutes on it (and did)."""
+    for kind, gold in (("number", "12"), ("choice", "A"), ("label", "yes")):
+        for response in (unit * 20_000, "\\boxed{5" + unit * 20_000 + "_1}", "#### 5 " + unit * 20_000 + "_"):
+            for truncated in (False, True):
+                assert grade(response, gold, kind, truncated=truncated).reason in REASONS
+
+
+def test_huge_numbers_are_refused_not_expanded() -> None:
+    assert grade("#### 1e999999999", "1", "number").answer is None
+    assert grade("#### " + "9" * 5000, "9", "number").answer is None
+
+
+def test_kinds_are_those_of_the_command_line() -> None:
+    assert KINDS == ("number", "choice", "label", "latex")
