@@ -146,6 +146,8 @@ CHOICES = [
     ("Answer: A magnet", "A", False),
     ("The answer is Dog", "D", False),
     ("The answer is B or C", "B", False),
+    ("ANSWER IS b or c", "B", False),
+    ("The answer is \u0130", "I", False),  # a letter only where case is ignored too freely
     ("The answer is not A. The answer is B", "B", True),
     ("The answer is: nine (C)", "C", True),
     ("Answer: B? No. ### D", "D", True),

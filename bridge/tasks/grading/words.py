@@ -12,12 +12,11 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 
 # "a" and "I" are words as well as letters: before another word they are letters only if that word goes on to argue.
 _ARGUES = r"(?:because|since|as|for|due|is|and|which|with|by|given|not)\b"
-_ALONE = rf"(?![\w'’^\\])(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!\s*(?:or|and|[/&])\s*\(?[A-J]\b)"
+_ALONE = rf"(?![\w'’^\\])(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!\s*(?:or|and|[/&])\s*\(?[A-Jb-j]\b)"
 _PICK = r"(?:\b(?:choose|pick|select|go\ with)|\b(?:[Oo]ption|[Cc]hoice))\s+(?:option\s+)?"
 _LETTER_FIRST = re.compile(
-    r"(?:(?:the|correct|right|option|choice|letter|answer|is)\b|[\s*_`\"'(\[{$:#])*"
-    rf"([A-J]){_ALONE}",
-    re.IGNORECASE,
+    r"(?:(?i:the|correct|right|option|choice|letter|answer|is)\b|[\s*_`\"'(\[{$:#])*"
+    rf"([A-Ja-j]){_ALONE}"
 )
 _LETTER_IN_TAIL = re.compile(rf"\(([A-J])\)|{_PICK}[(*\"']*([A-J])(?!\w)", re.VERBOSE)
 _BOX_LETTER = re.compile(r"[\s({\[*]*([A-Ja-j])\s*(?:\Z|[.:),\]}*])")
