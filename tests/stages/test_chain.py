@@ -174,7 +174,7 @@ def test_kill_in_the_middle_then_resume_gives_the_same_weights(tmp_path: Path) -
     run = Run(Path(bridge_json("launch", write_tiny(tmp_path), *LONGER, runs=runs)["dir"]))
     for stage in ("sft", "rl"):
         work = run.folder / "stages" / stage / ".0.work"
-        wait_for(lambda work=work: len(list(work.glob("scratch/*.pt"))) > 1, f"{stage} to save twice")  # type: ignore[misc]
+        wait_for(lambda work=work: len(list(work.glob("scratch/checkpoints/step-*.pt"))) > 1, f"{stage} to save twice")  # type: ignore[misc]
         lines = (run.folder / "attempts" / stage / "0.jsonl").read_text(encoding="utf-8").splitlines()
         os.kill(json.loads(lines[-1])["pid"], signal.SIGKILL)
         states = over(run, runs)
@@ -186,11 +186,14 @@ def test_kill_in_the_middle_then_resume_gives_the_same_weights(tmp_path: Path) -
         assert bridge_json("resume", run.id, runs=runs)["jobs"]
     assert {s["state"] for s in over(run, runs).values()} == {"done"}
     for stage in ("sft", "rl"):
-        assert "resum" in (run.folder / "logs" / stage / "0.2.log").read_text(encoding="utf-8")
+        total = {"sft": 200, "rl": 12}[stage]
+        log = (run.folder / "logs" / stage / "0.2.log").read_text(encoding="utf-8")
+        assert f"{stage}/0: {total}/{total} steps" in log
+        assert f"{stage}/0: 1/{total} steps" not in log  # it did not begin again
         ours, theirs = (f / f"stages/convert_{stage}/0/model.safetensors" for f in (run.folder, folder))
         assert ours.read_bytes() == theirs.read_bytes()
         metrics = (run.folder / f"stages/{stage}/0/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        assert [json.loads(line)["step"] for line in metrics] == list(range(1, {"sft": 200, "rl": 12}[stage] + 1))
+        assert [json.loads(line)["step"] for line in metrics] == list(range(1, total + 1))
 
 
 def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
