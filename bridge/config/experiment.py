@@ -42,6 +42,7 @@ class Experiment(Settings):
     sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
     """Setting path → values. Every combination is one point."""
     stages: Annotated[dict[Annotated[str, AfterValidator(STAGE_NAME)], Stage], Field(min_length=1)]
+    """Name → settings of each stage. Inputs name other stages; the order does not matter."""
 
 
 @dataclass(frozen=True)

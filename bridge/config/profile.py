@@ -14,9 +14,13 @@ class Allocation(Resources):
     """Resources and where to take them."""
 
     partition: str | None = None
+    """Partition to submit to."""
     account: str | None = None
+    """Account to charge."""
     qos: str | None = None
+    """Quality of service."""
     constraint: str | None = None
+    """Node features that are needed."""
     sbatch: list[str] = []
     """Further sbatch options, one each, such as `--exclusive`."""
 

@@ -102,15 +102,21 @@ class InitSettings(StageSettings):
     tokenizer: Input
     """The data stage whose tokenizer (and so whose vocabulary) the model takes."""
     hidden: Positive = 96
+    """Width of the residual stream; a multiple of `heads`."""
     layers: Positive = 3
+    """Transformer blocks."""
     heads: Positive = 4
+    """Attention heads; a multiple of `kv_heads`."""
     kv_heads: Positive = 2
+    """Heads of keys and values (grouped-query attention)."""
     ffn: Positive = 256
     """Width of the feed-forward layer."""
     positions: Positive = 1024
     """Longest sequence in tokens."""
     init_std: Annotated[float, Field(gt=0)] = 0.05
+    """Standard deviation of the random weights."""
     seed: int = 0
+    """Draws the weights. Default: the experiment's seed."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> InitSettings:
@@ -131,7 +137,9 @@ class OptimizerSettings(StageSettings):
     min_lr: Fraction = 0.0
     """The learning rate at the last step, as a fraction of `lr` (linear and cosine)."""
     betas: Betas = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's decoupled weight decay."""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest gradient norm."""
     micro_batch: Positive = 8
@@ -145,6 +153,7 @@ class OptimizerSettings(StageSettings):
     wandb: str | None = None
     """W&B project to log to. Offline unless WANDB_MODE says otherwise."""
     seed: int = 0
+    """Draws the order of the rows and every sample. Default: the experiment's seed."""
 
 
 class SftSettings(OptimizerSettings):
@@ -155,7 +164,9 @@ class SftSettings(OptimizerSettings):
 
     kind: Literal["sft"]
     model: Input
+    """The model to start from: a stage, `$model`, or a path."""
     data: Input
+    """The dataset to train on: a stage, or the path of an artifact, a .parquet or a .jsonl file (docs/data.md)."""
     eval_data: Input | None = None
     """A dataset with worked solutions to report the loss on."""
     eval_every: Positive = 100
@@ -186,8 +197,11 @@ class RlSettings(OptimizerSettings):
 
     kind: Literal["rl"]
     model: Input
+    """The model to start from: a stage, `$model`, or a path."""
     data: Input
+    """The dataset to train on: a stage, or the path of an artifact, a .parquet or a .jsonl file (docs/data.md)."""
     algorithm: Literal["grpo"] = "grpo"
+    """How advantages and the loss are made (docs/training.md)."""
     steps: Positive
     """Rollout batches. Each gives `minibatches` optimizer steps."""
     prompts: Positive = 32
@@ -197,7 +211,9 @@ class RlSettings(OptimizerSettings):
     minibatches: Positive = 1
     """Optimizer steps on each rollout batch."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; the same one is used for the log-probabilities of the loss."""
     max_new_tokens: Positive = 512
+    """Longest completion in tokens."""
     clip_ratio: Annotated[float, Field(gt=0)] = 0.2
     """The probability ratio is clipped to 1 ± this."""
     kl: Annotated[float, Field(ge=0)] = 0.0
@@ -218,6 +234,7 @@ class ConvertSettings(StageSettings):
 
     kind: Literal["convert"]
     checkpoint: Input
+    """The stage or artifact whose checkpoint is converted."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the floating-point weights; `auto` keeps the stored one."""
 
@@ -232,6 +249,7 @@ class EvalSettings(StageSettings):
     model: Inputs
     """One model or several; each is an element of its own."""
     data: Input
+    """The problems: a stage, or the path of an artifact, a .parquet or a .jsonl file."""
     samples: Positive = 8
     """Answers sampled for each problem."""
     limit: Positive | None = None
@@ -239,10 +257,13 @@ class EvalSettings(StageSettings):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0 is greedy decoding."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with this much probability."""
     max_new_tokens: Positive = 512
+    """Longest answer in tokens."""
     rollout_batch: Positive = 256
     """Sequences that the sampler holds at once. Changes memory and speed only."""
     seed: int = 0
+    """Draws the answers. Default: the experiment's seed."""
 
 
 Stage = Annotated[

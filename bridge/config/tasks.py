@@ -56,6 +56,7 @@ class IgsmSettings(Settings):
     split_by: Literal["structure", "numbers"] = "structure"
     """What decides the split: the dependency graph alone, or with its numbers (needed where few graphs exist)."""
     style: Style = Style()
+    """How prompts and worked solutions are worded."""
 
     @model_validator(mode="after")
     def _ranges(self) -> IgsmSettings:

@@ -78,7 +78,7 @@ def work_through(run: Run, profile: Profile) -> None:
             need = allocation(profile, element.kind, Resources(**element.settings["resources"]))
             cpus = min(need.cpus or 1, cores)
             if sum(used.values()) + cpus > cores:
-                continue
+                break  # what comes later in the graph does not overtake: a small job would keep a large one waiting
             executor = LocalExecutor(run.folder / "scripts" / element.stage, python=_command(cpus))
             executor.update_parameters(
                 timeout_min=minutes(need.time) if need.time else FOREVER,
