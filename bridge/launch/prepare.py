@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +12,11 @@ import bridge
 from bridge.config.experiment import parse_overrides, points
 from bridge.config.problems import named, nearest, refuse, sentences
 from bridge.config.profile import Allocation, Profile
-from bridge.config.stages import STAGE_KINDS
+from bridge.config.stages import STAGE_KINDS, SftSettings
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
-from bridge.graph import Graph, build
-from bridge.runs import Request, code_digest, external_digests
+from bridge.graph import External, Graph, build
+from bridge.runs import Json, Request, code_digest, external_digests
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     pairs = parse_overrides(overrides)
     graph = build(points(raw, pairs, name, text), name)
     profile = load_profile(profile_name)
+    externals = external_digests(graph)
+    _check_data_files(graph, externals)
     request = Request(
         graph=graph,
         text=text,
@@ -60,10 +62,23 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         overrides=overrides,
         profile_name=Path(profile_name).stem,
         profile=profile.model_dump(mode="json"),
-        externals=external_digests(graph),
+        externals=externals,
         code=code_digest(),
     )
     return Plan(request, profile)
+
+
+def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:
+    """Read the rows of a user's own files now, so that an empty one or a broken row is told before anything runs."""
+    from bridge.tasks.tables import read_examples
+
+    for stage, _, element in graph.all_elements():
+        for field, source in element.inputs:
+            if isinstance(source, External) and source.text.endswith((".jsonl", ".parquet")):
+                wanted = "response" if isinstance(element.settings, SftSettings) else "gold"
+                for row in read_examples(Path(externals[source.text]["path"])):
+                    if not getattr(row, wanted):
+                        raise UserError(f"stages.{stage}.{field}: {source.text}: row {row.id} has no {wanted}")
 
 
 def load_profile(name: str) -> Profile:

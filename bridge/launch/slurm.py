@@ -122,7 +122,7 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
     arrays = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     found: dict[Edge, Seen] = {}
     for command in (
-        ["sacct", "-X", "-n", "-P", "--array", "-o", "JobID,State,ExitCode", "-j", arrays],
+        ["sacct", "-X", "-n", "-P", "--array", "-o", "JobID,State,ExitCode,JobName", "-j", arrays],
         ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r", "--me"],
     ):
         try:
@@ -130,11 +130,12 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
         except WorkFailedError:
             continue
         for line in text.splitlines():
-            job, state, reason = [*line.split("|"), "", ""][:3]
-            if job in wanted:
-                if command[0] == "sacct":
-                    reason = "" if reason == "0:0" else f"exit {reason}"
-                found[wanted[job]] = Seen(state, "" if reason == "None" else reason)
+            job, state, reason, name = [*line.split("|"), "", "", ""][:4]
+            if job not in wanted or name == "allocation":  # a row that accounting has not filled in yet
+                continue
+            if command[0] == "sacct":
+                reason = "" if reason == "0:0" else f"exit {reason}"
+            found[wanted[job]] = Seen(state, "" if reason == "None" else reason)
     return found
 
 

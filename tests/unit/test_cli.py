@@ -1,0 +1,251 @@
+"""Bad input at the command line: exit code 2, one clear sentence, nothing changed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from chain import bridge, bridge_json, command, tree, write_tiny
+
+EXTERNAL = """\
+name: external
+model: {model}
+task: {{name: igsm}}
+stages:
+  sft: {{kind: sft, model: $model, data: {data}, epochs: 1, lr: 1e-5}}
+"""
+
+
+def external(folder: Path, data: str, model: str = "Qwen/Qwen2.5-1.5B") -> Path:
+    path = folder / "external.yaml"
+    path.write_text(EXTERNAL.format(model=model, data=data), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("words", [(), ("stages.sft.lrr=1",)])
+def test_nothing_is_made_by_plan_and_nothing_by_a_refused_launch(tmp_path: Path, words: tuple[str, ...]) -> None:
+    experiment = write_tiny(tmp_path)
+    before = tree(tmp_path)
+    verb, check = ("launch", 2) if words else ("plan", 0)
+    done = bridge(verb, experiment, *words, runs=tmp_path / "runs", check=check)
+    assert tree(tmp_path) == before
+    if words:
+        assert done.stderr == (f"error: {experiment}:22: stages.sft.lrr: unknown key; did you mean 'lr'?\n")
+        assert done.stdout == ""
+
+
+def harm_folder_without_weights(folder: Path) -> tuple[str, ...]:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n', encoding="utf-8")
+    return (f"model={folder}/model", f"stages.sft.data={folder}/rows.jsonl")
+
+
+def harm_folder_without_config(folder: Path) -> tuple[str, ...]:
+    (folder / "model").mkdir()
+    return (f"model={folder}/model",)
+
+
+def harm_no_artifact(folder: Path) -> tuple[str, ...]:
+    (folder / "data").mkdir()
+    return (f"stages.sft.data={folder}/data",)
+
+
+def harm_empty(folder: Path) -> tuple[str, ...]:
+    (folder / "rows.jsonl").write_text("", encoding="utf-8")
+    return (f"stages.sft.data={folder}/rows.jsonl",)
+
+
+def harm_broken_row(folder: Path) -> tuple[str, ...]:
+    good = json.dumps({"prompt": "1+1?", "response": "2"})
+    (folder / "rows.jsonl").write_text(f"{good}\n{good}\n{{broken\n", encoding="utf-8")
+    return (f"stages.sft.data={folder}/rows.jsonl",)
+
+
+def harm_row_without_response(folder: Path) -> tuple[str, ...]:
+    (folder / "rows.jsonl").write_text('{"prompt": "1+1?", "gold": "2"}\n', encoding="utf-8")
+    return (f"stages.sft.data={folder}/rows.jsonl",)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (harm_folder_without_weights, "a model folder without weights"),
+        (harm_folder_without_config, "is no model folder: it has no config.json"),
+        (harm_no_artifact, "is no artifact: it has no SEAL.json; a dataset is wanted"),
+        (harm_empty, "rows.jsonl: "),
+        (harm_broken_row, "rows.jsonl, line 3"),
+        (harm_row_without_response, "has no response"),
+        (lambda folder: (f"stages.sft.data={folder}/missing.jsonl",), "there is no such file or folder"),
+        (lambda folder: ("model=./nothing",), "./nothing: there is no such file or folder"),
+        (lambda folder: ("sweep={stages.sfd.lr: [1]}",), "there is no stage 'sfd'"),
+        (lambda folder: ("stages.rl={kind: rl}",), "a whole stage cannot be set"),
+    ],
+)
+def test_inputs_that_are_not_what_they_should_be(
+    tmp_path: Path, harm: Callable[[Path], tuple[str, ...]], message: str
+) -> None:
+    (tmp_path / "good.jsonl").write_text('{"prompt": "1+1?", "response": "2"}\n', encoding="utf-8")
+    words = harm(tmp_path)
+    done = bridge("launch", external(tmp_path, f"{tmp_path}/good.jsonl"), *words, runs=tmp_path / "runs", check=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("plan", "missing.yaml"), "missing.yaml: cannot be read: No such file or directory"),
+        (("plan", "."), "cannot be read: Is a directory"),
+        (("status", "nothing"), "there is no run 'nothing'"),
+        (("logs", "nothing", "sft"), "there is no run 'nothing'"),
+        (("resume", "nothing"), "there is no run 'nothing'"),
+        (("cancel", "nothing"), "there is no run 'nothing'"),
+        (("compare", "a", "b"), "a: there is no such folder"),
+        (("inspect", "nothing"), "nothing: does not exist"),
+        (("convert", "nothing", "out"), "nothing: does not exist"),
+        (("convert", "nothing", "out", "--dtype", "int8"), "int8"),
+        (("convert", "nothing", "out", "--max-shard-size", "big"), "'big' is not understood"),
+        (("grade", "nothing.jsonl", "-o", "out.jsonl"), "nothing.jsonl"),
+        (("data", "igsn", "--split", "sft", "--size", "1", "-o", "x.parquet"), "no task 'igsn'; did you mean 'igsm'?"),
+        (("data", "igsm", "--split", "all", "--size", "1", "-o", "x.parquet"), "split"),
+        (("data", "igsm", "--split", "sft", "--size", "1", "-o", "x.csv"), "must end in .parquet"),
+        (("data", "igsm", "--split", "sft", "--size", "1", "-o", "no/x.parquet"), "no: there is no such folder"),
+        (("data", "igsm", "--split", "sft", "--size", "1", "-o", "x.parquet", "opps=[1,2]"), "did you mean 'ops'?"),
+        (("eval", "nothing", "--task", "igsm", "-o", "out"), "there is no such file or folder"),
+        (("plan", "tiny.yaml", "--profile", "devclustr"), "no profile 'devclustr'; did you mean 'devcluster'?"),
+        (("plan", "tiny.yaml", "--scripts"), "needs no sbatch scripts"),
+        (("plan", "tiny.yaml", "--profil"), "No such option: --profil"),
+        (("plam", "tiny.yaml"), "No such command 'plam'"),
+    ],
+)
+def test_requests_that_cannot_be_served(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    write_tiny(tmp_path)
+    before = tree(tmp_path)
+    done = bridge(*words, runs=tmp_path / "runs", check=2, cwd=tmp_path)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert tree(tmp_path) == before
+
+
+def test_a_broken_profile_is_refused_with_its_field(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    (tmp_path / "mine.yaml").write_text("cluster: slurm\ndefaults: {partiton: gpu}\n", encoding="utf-8")
+    done = bridge("plan", "tiny.yaml", "--profile", "./mine.yaml", runs=tmp_path, check=2, cwd=tmp_path)
+    assert "mine.yaml: defaults.partiton: unknown key; did you mean 'partition'?" in done.stderr
+
+
+@contextmanager
+def tiny_disk(folder: Path, options: str) -> Iterator[Path]:
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, check=False)
+    if done.returncode:
+        if "CI" in os.environ:
+            pytest.fail("CI must be able to mount a tmpfs")
+        pytest.skip("a tmpfs cannot be mounted here (not root)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [("ro", "Read-only file system"), ("size=16k", "No space left on device")]
+)
+def test_a_runs_folder_that_cannot_be_written(tmp_path: Path, options: str, message: str) -> None:
+    with tiny_disk(tmp_path / "runs", options) as runs:
+        done = bridge("launch", write_tiny(tmp_path), runs=runs, check=2)
+        assert message in done.stderr
+        assert "--runs" in done.stderr
+        assert list(runs.iterdir()) == []
+
+
+def test_a_runs_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("", encoding="utf-8")
+    assert "runs" in bridge("launch", write_tiny(tmp_path), runs=tmp_path / "runs", check=2).stderr
+
+
+def test_a_second_launch_at_the_same_moment(tmp_path: Path) -> None:
+    """While one process launches a run, another one that wants to is told so and changes nothing."""
+    experiment = write_tiny(tmp_path)
+    first = bridge_json("launch", experiment, "stages.sft.lr=1e-4", runs=tmp_path)
+    bridge("cancel", first["run"], runs=tmp_path)
+    folder = Path(first["dir"])
+    before = (folder / "jobs.jsonl").read_bytes()
+    with (folder / "locks" / "launch").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = bridge("resume", first["run"], runs=tmp_path, check=2)
+    assert "another process is launching this run right now" in done.stderr
+    assert (folder / "jobs.jsonl").read_bytes() == before
+
+
+def test_two_real_launches_at_once_start_one_queue(tmp_path: Path) -> None:
+    words = command("launch", write_tiny(tmp_path), "--json")
+    environment = {**os.environ, "BRIDGE_RUNS": str(tmp_path)}
+    both = [
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    printed = [process.communicate(timeout=120) for process in both]
+    try:
+        codes = sorted(process.returncode for process in both)
+        assert codes in ([0, 0], [0, 2]), printed
+        runs = list(tmp_path.glob("tiny-*"))
+        assert len(runs) == 1
+        events = [json.loads(line)["event"] for line in (runs[0] / "jobs.jsonl").open(encoding="utf-8")]
+        assert events.count("launch") == 1
+    finally:
+        bridge("cancel", "tiny", runs=tmp_path)
+
+
+def test_only_one_json_object_on_standard_output(tmp_path: Path) -> None:
+    value = bridge_json("plan", write_tiny(tmp_path), runs=tmp_path)
+    assert set(value) >= {"experiment", "jobs"}
+    assert value["jobs"][4] == {
+        "stage": "sft", "kind": "sft", "elements": 1, "arrays": ["0"], "sealed": 0,
+        "after": [{"stage": "base", "type": "aftercorr"}, {"stage": "train_data", "type": "aftercorr"}],
+    }  # fmt: skip
+    assert bridge_json("status", runs=tmp_path) == []
+
+
+def test_plan_gives_the_same_bytes_and_needs_no_cluster(tmp_path: Path) -> None:
+    experiment = write_tiny(tmp_path)
+    words = ("plan", experiment, "--profile", "devcluster", "--scripts")
+    texts = {bridge(*words, runs=tmp_path).stdout for _ in range(2)}
+    assert len(texts) == 1
+    text = texts.pop()
+    assert text.count("#!/bin/bash") == 11
+    assert "--dependency=aftercorr:<convert_sft>" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_profile_for_slurm_without_slurm(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command("launch", write_tiny(tmp_path), "--profile", "devcluster"),
+        env={**os.environ, "BRIDGE_RUNS": str(tmp_path / "runs"), "PATH": str(Path(sys.executable).parent)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "this machine has no sbatch" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_answers_come_fast(tmp_path: Path) -> None:
+    """Not a benchmark: only that `--help` and `status` do not wait for heavy imports."""
+    for words in (("--help",), ("status",)):
+        best = 9.0
+        for _ in range(3):
+            started = time.monotonic()
+            bridge(*words, runs=tmp_path)
+            best = min(best, time.monotonic() - started)
+        assert best < 2.0
