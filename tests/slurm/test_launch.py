@@ -1,0 +1,187 @@
+"""The launcher on a real Slurm: arrays, dependencies, kills, cancels; and the same artifacts as on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from chain import TINY, bridge, bridge_json, tree, write_tiny
+from conftest import Cluster
+
+from bridge.artifacts import open_artifact
+from bridge.graph import Edge
+from bridge.runs import Run
+
+pytestmark = pytest.mark.slurm
+
+SWEEP = """\
+sweep:
+  stages.train_data.behavior: [vanilla, bridge]
+  seed: [0, 1, 2]
+"""
+FAST = ("stages.sft.steps=4", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft, rl]")
+
+
+def launch(experiment: Path, *words: str, runs: Path, wait: bool = True, check: int = 0) -> Run:
+    flags = ("--wait",) if wait else ()
+    value = bridge_json("launch", experiment, *words, "--profile", "devcluster", *flags, runs=runs, check=check)
+    return Run(Path(value["dir"]))
+
+
+def states(run: Run, runs: Path) -> dict[str, dict[str, Any]]:
+    value = bridge_json("status", run.id, runs=runs)
+    return {f"{e['stage']}/{e['element']}": e for e in value["elements"]}
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.05)
+
+
+def queue(cluster: Cluster, run: Run) -> list[str]:
+    return [line for line in cluster.run("squeue", "-h", "-o", "%j").splitlines() if line.startswith(run.id)]
+
+
+def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: Path) -> None:
+    """3 seeds × 2 behaviors: arrays with dependencies, every artifact sealed, and nothing submitted twice."""
+    run = launch(write_tiny(tmp_path, TINY + SWEEP), *FAST, runs=tmp_path)
+    counts: dict[str, int] = {}
+    for key, element in run.elements.items():
+        assert open_artifact(run.artifact(key), element.output).fingerprint == element.fingerprint
+        counts[key.stage] = counts.get(key.stage, 0) + 1
+    assert counts == {
+        "train_data": 2, "rl_data": 1, "test_data": 1, "base": 6, "sft": 6, "convert_sft": 6, "rl": 6, "convert_rl": 6,
+        "eval": 12,
+    }  # fmt: skip
+
+    submitted = [line for line in run.submissions() if line["event"] == "submit"]
+    by_stage = {line["stage"]: line for line in submitted}
+    ids = {stage: line["jobs"][0].partition("_")[0] for stage, line in by_stage.items()}
+    assert by_stage["convert_sft"]["dependency"] == f"aftercorr:{ids['sft']}"
+    assert by_stage["rl"]["dependency"] == f"aftercorr:{ids['convert_sft']},afterok:{ids['rl_data']}"
+    text = cluster.run("sacct", "-X", "-n", "-P", "--array", "-o", "JobID,State,Submit,Start", "-j", ids["rl"])
+    rows = [line.split("|") for line in text.splitlines()]
+    assert sorted(row[0] for row in rows) == [f"{ids['rl']}_{task}" for task in range(6)]
+    assert {row[1] for row in rows} == {"COMPLETED"}
+    assert all(row[3] > row[2] for row in rows)  # it waited: it did not start when it was submitted
+
+    # everything was queued before the first result was there: no process has to stay alive
+    first_end = min(line["time"] for key in run.elements for line in run.attempts(key) if line["event"] == "end")
+    assert max(line["time"] for line in submitted) < first_end + 5
+    again = bridge_json("resume", run.id, "--wait", runs=tmp_path)
+    assert again["jobs"] == {}
+    assert len(run.submissions()) == len(submitted) + 1  # the one launch
+
+
+def test_the_artifacts_are_those_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
+    """The same experiment file: equal data, equal weights, equal samples, whoever runs the jobs."""
+    experiment = write_tiny(tmp_path)
+    here = Run(Path(bridge_json("launch", experiment, "--wait", runs=tmp_path / "local")["dir"]))
+    there = launch(experiment, runs=tmp_path / "slurm")
+    assert here.id != there.id
+    assert {k: e.fingerprint for k, e in here.elements.items()} == {k: e.fingerprint for k, e in there.elements.items()}
+    for key in here.elements:
+        ours, theirs = tree(here.artifact(key)), tree(there.artifact(key))
+        assert set(ours) == set(theirs)
+        for name in set(ours) - {"SEAL.json", "metrics.jsonl", "eval.json", "samples.parquet", "checkpoint.pt"}:
+            assert ours[name] == theirs[name], f"{key}: {name}"
+    for index in range(3):
+        tables = [pq.read_table(run.artifact(Edge("eval", index)) / "samples.parquet") for run in (here, there)]
+        assert tables[0].equals(tables[1])
+
+
+def test_kill_a_training_job_then_resume(cluster: Cluster, tmp_path: Path) -> None:
+    """SIGKILL in the middle of SFT: its children are blocked with the culprit, and resume ends as if undisturbed."""
+    longer = ("stages.sft.steps=300", "stages.rl.steps=2", "stages.eval.limit=4")
+    run = launch(write_tiny(tmp_path), *longer, runs=tmp_path, wait=False)
+    saved = run.folder / "stages/sft/.0.work/scratch/checkpoints"
+    wait_for(lambda: len(list(saved.glob("step-*.pt"))) > 1, "SFT to save twice")
+    os.kill(run.attempts(Edge("sft", 0))[-1]["pid"], 9)
+    wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "Slurm to see the end", 60)
+    wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
+    found = states(run, tmp_path)
+    assert found["sft/0"]["reason"].startswith("FAILED")
+    assert (found["rl/0"]["state"], found["eval/2"]["state"]) == ("blocked", "blocked")
+    assert found["rl/0"]["reason"].startswith("sft/0 failed")
+    assert found["eval/0"]["state"] == "done"  # the starting model's evaluation did not need SFT
+    bridge("resume", run.id, "--wait", runs=tmp_path)
+    whole = launch(write_tiny(tmp_path), *longer, runs=tmp_path / "undisturbed")
+    for name in ("convert_sft", "convert_rl"):
+        ours, theirs = (r.folder / "stages" / name / "0" / "model.safetensors" for r in (run, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert states(run, tmp_path)["sft/0"]["attempts"] == 2
+
+
+def test_a_warning_before_the_time_limit_saves_and_requeues(cluster: Cluster, tmp_path: Path) -> None:
+    """USR2 reaches the stage inside srun; it saves, leaves with 75, and only this element is requeued."""
+    run = launch(write_tiny(tmp_path), "stages.sft.steps=300", runs=tmp_path, wait=False)
+    saved = run.folder / "stages/sft/.0.work/scratch/checkpoints"
+    wait_for(lambda: list(saved.glob("step-*.pt")), "SFT to save")
+    job = states(run, tmp_path)["sft/0"]["job"]
+    cluster.run("scancel", "--signal=USR2", job)
+    wait_for(lambda: any(line.get("exit") == 75 for line in run.attempts(Edge("sft", 0))), "the stage to save and stop")
+    wait_for(lambda: (run.artifact(Edge("sft", 0)) / "SEAL.json").exists(), "the requeued job to finish", 180)
+    assert [line["event"] for line in run.attempts(Edge("sft", 0))] == ["start", "end", "start", "end"]
+    assert states(run, tmp_path)["sft/0"]["job"] == job
+    bridge("cancel", run.id, runs=tmp_path)
+
+
+def test_cancel_leaves_nothing_queued_and_resume_works(cluster: Cluster, tmp_path: Path) -> None:
+    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+    wait_for(lambda: (run.folder / "stages/sft/.0.work").exists(), "SFT to begin")
+    bridge("cancel", run.id, "sft", runs=tmp_path)
+    wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
+    found = states(run, tmp_path)
+    assert {found[name]["state"] for name in ("sft/0", "convert_sft/0", "rl/0", "eval/1", "eval/2")} == {"cancelled"}
+    assert not (run.folder / "stages/sft/0").exists()
+    assert bridge_json("resume", run.id, runs=tmp_path)["jobs"]
+    bridge("cancel", run.id, runs=tmp_path)
+    wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
+
+
+def test_a_refused_array_takes_back_what_was_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    """The second kind of stage asks for a partition that does not exist: sbatch's own words, and an empty queue."""
+    write_tiny(tmp_path)
+    conf = os.environ["SLURM_CONF"]
+    text = f"cluster: slurm\nslurm_conf: {conf}\nstages:\n  init: {{partition: nowhere}}\n"
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    done = bridge("launch", "tiny.yaml", "--profile", "./mine.yaml", runs=tmp_path / "runs", check=1, cwd=tmp_path)
+    assert "invalid partition" in done.stderr.lower()
+    run = Run(next((tmp_path / "runs").glob("tiny-*")))
+    wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
+
+
+def test_doctor_on_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    checks = bridge_json("doctor", "--profile", "devcluster", runs=tmp_path)
+    found = {check["name"]: check for check in checks}
+    assert found["slurm controller"]["ok"] and found["accounting"]["ok"] and found["partitions"]["ok"]
+
+
+def test_launched_from_inside_a_job_nothing_leaks(cluster: Cluster, tmp_path: Path) -> None:
+    """A launch from inside an allocation: its SLURM_* and the shell's variables do not reach the new job."""
+    experiment = write_tiny(tmp_path)
+    out = tmp_path / "outer.txt"
+    script = tmp_path / "outer.sh"
+    script.write_text(
+        f"#!/bin/bash\nexport BRIDGE_RUNS={tmp_path}/runs SBATCH_PARTITION=nowhere LEAK=secret\n"
+        f"cd {Path.cwd()}\n{sys.executable} -m bridge launch {experiment} --profile devcluster --json > {out} 2>&1\n",
+        encoding="utf-8",
+    )
+    job = cluster.run("sbatch", "--parsable", "--mem=500M", "--output=/dev/null", str(script))
+    cluster.settle(job)
+    value = json.loads(out.read_text(encoding="utf-8"))
+    run = Run(Path(value["dir"]))
+    wait_for(lambda: run.artifact(Edge("test_data", 0)).exists(), "the first stages")
+    bridge("cancel", run.id, runs=tmp_path / "runs")
+    for path in run.folder.rglob("*"):
+        if path.is_file() and path.suffix != ".diff":
+            assert b"secret" not in path.read_bytes(), path
