@@ -17,7 +17,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from bridge.config.profile import Profile
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import Array, Edge
-from bridge.launch.states import Seen
+from bridge.launch.states import NO_ANSWER, Seen
 from bridge.runs import Run
 from bridge.stages.runner import run_element
 
@@ -114,20 +114,23 @@ def submit(run: Run, array: Array, script: str, dependency: str | None, profile:
 def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
     """What the scheduler says of each element's job: one call of squeue and one of sacct, however many jobs.
 
-    The queue knows what is alive, accounting what is over; either may be missing. A call that fails is no news.
+    The queue knows what is alive, accounting what is over, so the queue's word counts more; either may be missing.
+    When neither answers, no job is called anything but that.
     """
     if not jobs:
         return {}
     wanted = {job: key for key, job in jobs.items()}
     arrays = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     found: dict[Edge, Seen] = {}
+    failures = []
     for command in (
-        ["sacct", "-X", "-n", "-P", "--array", "-o", "JobID,State,ExitCode,JobName", "-j", arrays],
+        ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,JobName", "-j", arrays],
         ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r", "--me"],
     ):
         try:
             text = call(profile, command)
-        except WorkFailedError:
+        except WorkFailedError as error:
+            failures.append(str(error))
             continue
         for line in text.splitlines():
             job, state, reason, name = [*line.split("|"), "", "", ""][:4]
@@ -136,6 +139,8 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
             if command[0] == "sacct":
                 reason = "" if reason == "0:0" else f"exit {reason}"
             found[wanted[job]] = Seen(state, "" if reason == "None" else reason)
+    if len(failures) == 2:
+        return {key: Seen(NO_ANSWER, failures[-1]) for key in jobs}
     return found
 
 

@@ -68,6 +68,9 @@ def _launch_local(run: Run, profile: Profile) -> dict[str, list[str]]:
 def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
     from bridge.launch import slurm
 
+    for state in states:
+        if state.state == "unknown" and state.job and "does not answer" in state.reason:
+            raise WorkFailedError(f"{run.id}: {state.reason}; nothing was submitted, try again later")
     stale = [s.job for s in states if s.state == "blocked" and s.job]
     sealed = frozenset((s.stage, s.element) for s in states if s.state == "done")
     active = {(key.stage, key.element): job for key, job in active_jobs(states).items()}

@@ -68,7 +68,7 @@ def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: P
     ids = {stage: line["jobs"][0].partition("_")[0] for stage, line in by_stage.items()}
     assert by_stage["convert_sft"]["dependency"] == f"aftercorr:{ids['sft']}"
     assert by_stage["rl"]["dependency"] == f"aftercorr:{ids['convert_sft']},afterok:{ids['rl_data']}"
-    text = cluster.run("sacct", "-X", "-n", "-P", "--array", "-o", "JobID,State,Submit,Start", "-j", ids["rl"])
+    text = cluster.run("sacct", "-X", "-n", "-P", "-o", "JobID,State,Submit,Start", "-j", ids["rl"])
     rows = [line.split("|") for line in text.splitlines()]
     assert sorted(row[0] for row in rows) == [f"{ids['rl']}_{task}" for task in range(6)]
     assert {row[1] for row in rows} == {"COMPLETED"}
