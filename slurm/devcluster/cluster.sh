@@ -107,7 +107,8 @@ program_of() { case $1 in n1 | n2) echo slurmd ;; *) echo "$1" ;; esac; }
 
 # The number in a pid file may by now belong to a stranger, or to a zombie.
 is_ours() { # DAEMON PID
-  [ -d "/proc/$2" ] || [[ "$({ tr '\0' ' ' <"/proc/$2/cmdline"; } 2>/dev/null)" == *"$state/"* ]]
+  [ "$(cat "/proc/$2/comm" 2>/dev/null)" = "$(program_of "$1")" ] &&
+    [[ "$({ tr '\0' ' ' <"/proc/$2/cmdline"; } 2>/dev/null)" == *"$state/"* ]]
 }
 
 pid_of() { # DAEMON: prints its pid if it lives
