@@ -130,7 +130,8 @@ def test_a_warning_before_the_time_limit_saves_and_requeues(cluster: Cluster, tm
     cluster.run("scancel", "--signal=USR2", job)
     wait_for(lambda: any(line.get("exit") == 75 for line in run.attempts(Edge("sft", 0))), "the stage to save and stop")
     wait_for(lambda: (run.artifact(Edge("sft", 0)) / "SEAL.json").exists(), "the requeued job to finish", 180)
-    assert [line["event"] for line in run.attempts(Edge("sft", 0))] == ["start", "end", "start", "end"]
+    events = ["start", "end", "start", "end"]
+    wait_for(lambda: [line["event"] for line in run.attempts(Edge("sft", 0))] == events, "the second attempt's end", 20)
     assert states(run, tmp_path)["sft/0"]["job"] == job
     bridge("cancel", run.id, runs=tmp_path)
 
