@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from chain import bridge, bridge_json, command, tree, write_tiny
 
+ROOT = Path(__file__).parents[2]
 EXTERNAL = """\
 name: external
 model: {model}
@@ -249,3 +250,13 @@ def test_answers_come_fast(tmp_path: Path) -> None:
             bridge(*words, runs=tmp_path)
             best = min(best, time.monotonic() - started)
         assert best < 2.0
+
+
+@pytest.mark.parametrize("experiment", sorted((ROOT / "jobs").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("profile", sorted((ROOT / "slurm").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_shipped_experiment_can_be_planned_with_every_shipped_profile(
+    tmp_path: Path, experiment: Path, profile: Path
+) -> None:
+    value = bridge_json("plan", experiment, "--profile", profile, runs=tmp_path)
+    assert value["experiment"] == experiment.stem
+    assert value["jobs"]
