@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bridge.config.experiment import Experiment, Point, init_settings
 from bridge.config.problems import nearest
-from bridge.config.stages import ConvertSettings, StageSettings
+from bridge.config.stages import ConvertSettings, DataSettings, StageSettings
 from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 
@@ -129,6 +129,10 @@ def _with_implicit_stages(experiment: Experiment, name: str) -> dict[str, StageS
     if scratch is not None:
         if BASE in stages:
             raise UserError(f"{name}: stages.{BASE}: this name is kept for the model that `model.init` makes")
+        source = stages.get(scratch.tokenizer)
+        if isinstance(source, DataSettings) and not source.tokenizer:
+            where = f"stages.{scratch.tokenizer}.tokenizer"
+            raise UserError(f"{name}: {where}: must be true, because model.init.tokenizer names this stage")
         stages[BASE] = scratch
     for stage, settings in list(stages.items()):
         for field, wanted in settings.input_kinds.items():

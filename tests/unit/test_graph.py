@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.config.experiment import parse_overrides, points
 from bridge.config.yaml import parse_mapping
+from bridge.errors import UserError
 from bridge.graph import After, Array, Edge, Graph, arrays, build, fingerprints, ranges
 
 TEXT = """\
@@ -159,3 +161,8 @@ def test_ranges_say_exactly_these_numbers(numbers: set[int]) -> None:
         first, _, last = part.partition("-")
         back |= set(range(int(first), int(last or first) + 1))
     assert back == numbers
+
+
+def test_a_model_from_scratch_needs_a_stage_that_builds_a_tokenizer() -> None:
+    with pytest.raises(UserError, match=r"stages\.train\.tokenizer: must be true"):
+        graph("stages.train.tokenizer=false")
