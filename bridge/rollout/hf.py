@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bridge.errors import UserError
 from bridge.rollout.engine import Completion, Sampling, uniforms
-from bridge.train.model import Decoder
+from bridge.train.model import Decoder, positions
 
 DROP_SHARE = 0.2  # finished rows are dropped once they are this share: each drop copies the whole cache
 
@@ -60,7 +60,7 @@ class TransformersEngine:
         self._model, self._vocabulary, self._rows = model, vocabulary, rows
         self._device = next(model.parameters()).device
         self._stop = torch.tensor(sorted(stop_ids), device=self._device)
-        self._positions: int | None = getattr(model.config, "max_position_embeddings", None)
+        self._positions = positions(model)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], sampling: Sampling
@@ -82,7 +82,7 @@ class TransformersEngine:
         longest = max((len(prompt) for prompt in prompts), default=0)
         if any(not prompt for prompt in prompts):
             raise UserError("a prompt has no tokens, so nothing can be sampled after it")
-        if self._positions is not None and longest + sampling.max_new_tokens > self._positions:
+        if longest + sampling.max_new_tokens > self._positions:
             raise UserError(
                 f"the longest prompt has {longest} tokens; with max_new_tokens {sampling.max_new_tokens} that is more "
                 f"than the {self._positions} positions of the model; lower max_new_tokens"
@@ -94,7 +94,7 @@ class TransformersEngine:
     ) -> list[Completion]:
         limit, count = sampling.max_new_tokens, len(jobs)
         numbers = torch.from_numpy(uniforms([seed for _, seed in jobs], limit)).to(self._device)
-        decoder, logits, mask, positions = self._prefill(prompts, [index for index, _ in jobs], limit)
+        decoder, logits, mask, place = self._prefill(prompts, [index for index, _ in jobs], limit)
         width = mask.shape[1] - limit
         ids = torch.zeros(count, limit, dtype=torch.long, device=self._device)
         logprobs = torch.zeros(count, limit, device=self._device)
@@ -115,9 +115,9 @@ class TransformersEngine:
             if len(alive) - left >= DROP_SHARE * len(alive):
                 rows = running.nonzero().squeeze(-1)
                 decoder.select(rows)
-                alive, tokens, mask, positions = alive[rows], tokens[rows], mask[rows], positions[rows]
+                alive, tokens, mask, place = alive[rows], tokens[rows], mask[rows], place[rows]
                 running = running[rows]
-            logits = decoder.step(tokens.unsqueeze(1), mask[:, : width + t + 1], positions + t)
+            logits = decoder.step(tokens.unsqueeze(1), mask[:, : width + t + 1], place + t)
         return [
             Completion(ids[i, :n].tolist(), logprobs[i, :n].tolist(), bool(truncated[i]))
             for i, n in enumerate(lengths.tolist())
@@ -136,10 +136,10 @@ class TransformersEngine:
             ids[row, space:] = torch.tensor(prompts[index])
             mask[row, :space] = 0
         ids, mask = ids.to(self._device), mask.to(self._device)
-        positions = (mask[:, :width].cumsum(dim=1) - 1).clamp(min=0)
+        places = (mask[:, :width].cumsum(dim=1) - 1).clamp(min=0)
         decoder = Decoder(self._model)
-        logits = decoder.step(ids, mask[:, :width], positions)
-        place = {index: row for row, index in enumerate(used)}
-        rows = torch.tensor([place[index] for index in owners], device=self._device)
+        logits = decoder.step(ids, mask[:, :width], places)
+        row_of = {index: row for row, index in enumerate(used)}
+        rows = torch.tensor([row_of[index] for index in owners], device=self._device)
         decoder.select(rows)
-        return decoder, logits[rows], mask[rows], positions[rows, -1:] + 1
+        return decoder, logits[rows], mask[rows], places[rows, -1:] + 1

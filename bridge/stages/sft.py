@@ -22,7 +22,7 @@ from bridge.train.dataset import Dataset, read_dataset
 from bridge.train.journal import open_journal
 from bridge.train.loop import Training
 from bridge.train.losses import sft_loss
-from bridge.train.model import copy_configuration, load_model, load_tokenizer, model_folder, setup, stop_ids
+from bridge.train.model import copy_configuration, load_model, load_tokenizer, model_folder, positions, setup, stop_ids
 
 TABLE_ROWS = 4  # completions in a sample table
 
@@ -47,9 +47,10 @@ def run(job: Job) -> dict[str, Any]:
     model, tokenizer = load_model(source, device), load_tokenizer(source)
     data = read_dataset(job.inputs["data"], job.task)
     chat = Chat(tokenizer, data.response_prefix, stop_ids(model))
-    encoded = encode(chat, data, settings)
+    limit = min(settings.max_length, positions(model))
+    encoded = encode(chat, data, limit, settings.loss_on)
     held_out = read_dataset(job.inputs["eval_data"], job.task) if "eval_data" in job.inputs else None
-    eval_rows = encode(chat, held_out, settings).rows if held_out else []
+    eval_rows = encode(chat, held_out, limit, settings.loss_on).rows if held_out else []
 
     rows = encoded.rows
     total = settings.steps or math.ceil(len(rows) * (settings.epochs or 1) / settings.batch)
@@ -70,7 +71,7 @@ def run(job: Job) -> dict[str, Any]:
             if eval_rows and ((step + 1) % settings.eval_every == 0 or step + 1 == total):
                 training.record({"eval_loss": mean_loss(model, eval_rows, settings.micro_batch, chat.vocabulary)})
             if settings.samples_every and (step + 1) % settings.samples_every == 0:
-                journal.samples(step + 1, sample_table(model, chat, held_out or data, settings))
+                journal.samples(step + 1, sample_table(model, chat, held_out or data, limit))
         if training.step < total:
             raise StopEarlyError(f"{job.label}: stopped after step {training.step} of {total}; saved")
         training.finish(job.out / "checkpoint.pt")
@@ -86,15 +87,15 @@ def run(job: Job) -> dict[str, Any]:
     }
 
 
-def encode(chat: Chat, data: Dataset, settings: SftSettings) -> Encoded:
-    """Token ids of every row, cut on the right at max_length. Raises UserError when nothing is left to train on."""
+def encode(chat: Chat, data: Dataset, limit: int, loss_on: str) -> Encoded:
+    """Token ids of every row, cut on the right at `limit`. Raises UserError when nothing is left to train on."""
     pairs = chat.pairs([example.prompt for example in data.examples], data.responses())
-    whole = [Row([*prompt, *rest], len(prompt) if settings.loss_on == "response" else 1) for prompt, rest in pairs]
-    rows = [Row(row.ids[: settings.max_length], row.first) for row in whole]
+    whole = [Row([*prompt, *rest], len(prompt) if loss_on == "response" else 1) for prompt, rest in pairs]
+    rows = [Row(row.ids[:limit], row.first) for row in whole]
     kept = [row for row in rows if row.targets]
     if not kept:
-        raise UserError(f"{data.path}: no row has a response token within max_length {settings.max_length}")
-    cut = sum(len(row.ids) > settings.max_length for row in whole)
+        raise UserError(f"{data.path}: no row has a response token within max_length {limit}")
+    cut = sum(len(row.ids) > limit for row in whole)
     return Encoded(kept, cut, len(rows) - len(kept))
 
 
@@ -117,13 +118,17 @@ def mean_loss(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int)
     return value
 
 
-def sample_table(model: nn.Module, chat: Chat, data: Dataset, settings: SftSettings) -> list[dict[str, Any]]:
+def sample_table(model: nn.Module, chat: Chat, data: Dataset, limit: int) -> list[dict[str, Any]]:
     """Greedy completions of the first rows, graded where there is a right answer."""
     examples = data.examples[:TABLE_ROWS]
-    prompts = chat.prompts([example.prompt for example in examples])
-    longest = max(len(ids) for _, ids in chat.pairs([e.prompt for e in examples], [e.response or "" for e in examples]))
+    pairs = chat.pairs([example.prompt for example in examples], data.responses()[:TABLE_ROWS])
+    prompts = [prompt for prompt, _ in pairs]
+    # Twice the longest worked solution shows whether the model comes to an end, as far as there is room.
+    room = min(2 * max(len(rest) for _, rest in pairs), limit - max(map(len, prompts)))
+    if room < 1:
+        return []
     engine = TransformersEngine(model, chat.stop_ids, chat.vocabulary)
-    sampled = engine.sample(prompts, [[0]] * len(prompts), Sampling(0.0, max_new_tokens=2 * longest))
+    sampled = engine.sample(prompts, [[0]] * len(prompts), Sampling(0.0, max_new_tokens=room))
     table = []
     for example, (completion,) in zip(examples, sampled, strict=True):
         text = chat.response_text(completion.ids)

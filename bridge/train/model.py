@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ def load_model(folder: Path, device: torch.device) -> nn.Module:
         raise UserError(f"{folder}: cannot be loaded as a language model: {error}") from error
     loaded: nn.Module = model.to(device)  # type: ignore[arg-type]
     return loaded.eval()
+
+
+def positions(model: Any) -> int:
+    """The longest sequence that the model was made for."""
+    return int(getattr(model.config, "max_position_embeddings", sys.maxsize))
 
 
 def stop_ids(model: Any) -> list[int]:

@@ -325,18 +325,6 @@ def test_rl_without_a_mixed_group_changes_nothing(tmp_path: Path, base: Path) ->
     assert line["groups_skipped"] == 1.0 and "loss" not in line
 
 
-def test_rl_may_leave_truncated_completions_out(tmp_path: Path, taught: Path, data: Path) -> None:
-    """With the limit at the first line, right answers are cut before they are given: nothing is left to train on."""
-    for masked, updates in ((True, 0), (False, 1)):
-        stage = settings("rl", steps=1, prompts=8, group=8, lr=1e-3, max_new_tokens=13, mask_truncated=masked, seed=3)
-        folder = tmp_path / str(masked)
-        rl.run(job(folder, stage, model=taught, data=data))
-        state = final(folder / "out")
-        (line,) = lines(folder / "out")
-        assert 0 < line["truncated"] < 1
-        assert len(state["optimizer"]["state"]) > 0 or not updates
-
-
 def test_rl_needs_right_answers(tmp_path: Path, base: Path) -> None:
     data = write_dataset(tmp_path / "data", [{"prompt": "1+1=", "response": "2"}])
     with pytest.raises(UserError, match="row 0 has no right answer"):
