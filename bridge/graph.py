@@ -6,13 +6,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bridge.config.experiment import Experiment, Point, init_settings
-from bridge.config.problems import nearest
-from bridge.config.stages import ConvertSettings, DataSettings, StageSettings
-from bridge.config.tasks import TaskSettings
+from bridge.config.words import nearest
 from bridge.errors import UserError
+
+if TYPE_CHECKING:  # `status` needs edges and no schemas: it must answer at once
+    from bridge.config.experiment import Experiment, Point
+    from bridge.config.stages import StageSettings
+    from bridge.config.tasks import TaskSettings
 
 FORMAT = 1  # of the artifacts; a new number makes every fingerprint new
 BASE = "base"  # the implicit stage that makes `$model` from scratch
@@ -102,20 +104,22 @@ def build(points: Sequence[Point], name: str) -> Graph:
     """
     completed = [_with_implicit_stages(point.experiment, name) for point in points]
     order = _order(completed[0], name)
+    varying = [key for key, _ in points[0].values if len({canonical(dict(p.values)[key]) for p in points}) > 1]
     placed: dict[tuple[str, int, int], int] = {}  # (stage, point, variant) → element
     nodes = []
     for stage in order:
         elements: dict[str, Element] = {}
         labels: dict[str, list[dict[str, Any]]] = {}
+        index: dict[str, int] = {}
         for variant in range(len(_variants(completed[0][stage]))):
             for number, point in enumerate(points):
                 element = _element(completed[number][stage], variant, number, placed, points[number], name)
                 key = canonical(_identity(element))
                 elements.setdefault(key, element)
                 labels.setdefault(key, []).append(dict(point.values))
-                placed[stage, number, variant] = list(elements).index(key)
+                placed[stage, number, variant] = index.setdefault(key, len(index))
         shown = [
-            Element(_label(element, labels[key], points), element.settings, element.task, element.inputs)
+            Element(_label(element, labels[key], varying), element.settings, element.task, element.inputs)
             for key, element in elements.items()
         ]
         nodes.append(StageNode(stage, shown[0].settings.kind, tuple(shown)))  # type: ignore[attr-defined]
@@ -124,6 +128,9 @@ def build(points: Sequence[Point], name: str) -> Graph:
 
 def _with_implicit_stages(experiment: Experiment, name: str) -> dict[str, StageSettings]:
     """The stages of one point with inputs checked, `base` added for `{init: …}`, and `convert_X` where needed."""
+    from bridge.config.experiment import init_settings
+    from bridge.config.stages import DataSettings
+
     stages: dict[str, StageSettings] = dict(experiment.stages)
     scratch = init_settings(experiment, name)
     if scratch is not None:
@@ -148,6 +155,8 @@ def _with_implicit_stages(experiment: Experiment, name: str) -> dict[str, StageS
 
 def _source(text: str, wanted: str, stages: dict[str, StageSettings], experiment: Experiment, where: str) -> str:
     """The name of the stage that serves an input, or the text itself for one from outside. Adds a convert stage."""
+    from bridge.config.stages import ConvertSettings
+
     if text == "$model":
         if not isinstance(experiment.model, str):
             text = BASE
@@ -241,13 +250,12 @@ def _identity(element: Element) -> dict[str, Any]:
     return {"settings": settings, "task": element.task.model_dump(mode="json"), "inputs": inputs}
 
 
-def _label(element: Element, values: Sequence[Mapping[str, Any]], points: Sequence[Point]) -> str:
-    """The sweep values that all points of this element share and not all points of the experiment do."""
+def _label(element: Element, values: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> str:
+    """The sweep values that all points of this element share, of the keys that vary at all."""
     parts = []
-    for key, _ in points[0].values:
+    for key in varying:
         own = {canonical(v[key]) for v in values}
-        everywhere = {canonical(dict(p.values)[key]) for p in points}
-        if len(own) == 1 and len(everywhere) > 1:
+        if len(own) == 1:
             shown = values[0][key]
             parts.append(f"{key.rpartition('.')[2]}={shown if isinstance(shown, str) else canonical(shown)}")
     model = dict(element.inputs).get("model")

@@ -29,14 +29,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bridge
 from bridge.artifacts import file_digest, is_sealed
-from bridge.config.problems import nearest
-from bridge.config.profile import Profile
+from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import Edge, External, Graph, digest, fingerprints
+
+if TYPE_CHECKING:
+    from bridge.config.profile import Profile
 
 RECORD = "run.json"
 FORMAT = 1
@@ -144,6 +146,8 @@ class Run:
 
     def profile(self) -> Profile:
         """The profile of the last launch."""
+        from bridge.config.profile import Profile
+
         value = self.record["profile"]
         for line in self.submissions():
             value = line.get("profile", value)

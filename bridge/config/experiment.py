@@ -11,9 +11,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from bridge.config.base import Settings, matching
-from bridge.config.problems import named, nearest, refuse, sentences
+from bridge.config.problems import named, refuse, sentences
 from bridge.config.stages import STAGE_KINDS, InitSettings, Stage
 from bridge.config.tasks import TaskSettings
+from bridge.config.words import nearest
 from bridge.config.yaml import Raw, line_of, scalar
 from bridge.errors import UserError
 
@@ -39,7 +40,7 @@ class Experiment(Settings):
     """Where the problems come from."""
     seed: int = 0
     """Seeds every stage that draws at random, except the problems themselves (they have a seed of their own)."""
-    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
+    sweep: dict[str, list[Any]] = {}
     """Setting path → values. Every combination is one point."""
     stages: Annotated[dict[Annotated[str, AfterValidator(STAGE_NAME)], Stage], Field(min_length=1)]
     """Name → settings of each stage. Inputs name other stages; the order does not matter."""
@@ -82,8 +83,7 @@ def points(raw: Raw, overrides: Sequence[tuple[str, Any]], name: str, text: str 
     sweep = raw.get("sweep") or {}
     if not isinstance(sweep, dict) or not all(isinstance(v, list) and v for v in sweep.values()):
         raise UserError(f"{name}: sweep: must map setting paths to non-empty lists, such as `seed: [0, 1, 2]`")
-    if "sweep" in raw and raw["sweep"] is None:
-        del raw["sweep"]
+    raw.pop("sweep", None)
     found = []
     for combination in itertools.product(*sweep.values()):
         values = tuple(zip(sweep, combination, strict=True))

@@ -15,15 +15,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bridge.config.profile import Profile, allocation
-from bridge.config.stages import Resources
 from bridge.errors import UserError
 from bridge.graph import Edge
-from bridge.launch.script import minutes
 from bridge.launch.states import Seen
 from bridge.runs import Run, RunElement
-from bridge.stages.job import EXIT_REQUEUE
+from bridge.stages.exits import EXIT_REQUEUE
+
+if TYPE_CHECKING:
+    from bridge.config.profile import Profile
 
 POLL = 0.1  # seconds between two looks at the running elements
 GRACE = 10.0  # seconds between asking a process to stop and killing it
@@ -58,6 +59,9 @@ def work_through(run: Run, profile: Profile) -> None:
     from submitit.core.core import Job
     from submitit.local.local import LocalExecutor
 
+    from bridge.config.profile import allocation
+    from bridge.config.stages import Resources
+    from bridge.launch.script import minutes
     from bridge.stages.runner import run_element
 
     cores = profile.cpus or os.cpu_count() or 1

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 import bridge
 from bridge.config.experiment import parse_overrides, points
-from bridge.config.problems import named, nearest, refuse, sentences
+from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile
 from bridge.config.stages import STAGE_KINDS, SftSettings
+from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 
-from jinja2 import Environment, StrictUndefined
-
 from bridge.config.profile import Allocation, Profile
 from bridge.graph import Array
 
@@ -41,8 +39,6 @@ fi
 exit "$code"
 """
 
-_TEMPLATE = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(SCRIPT)
-
 
 def minutes(time: str) -> int:
     """A limit such as `1h30m` in whole minutes, rounded up."""
@@ -62,6 +58,9 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
         python: path of the Python that runs the stage.
     """
     throttle = f"%{profile.throttle}" if profile.throttle else ""
+    from jinja2 import Environment, StrictUndefined
+
+    template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(SCRIPT)
     options = [
         f"--job-name={run_id}/{array.name}",
         f"--array=0-{len(array.elements) - 1}{throttle}",
@@ -95,4 +94,4 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
     lines = [(name, shlex.quote(value)) for name, value in env.items()]
     lines += [("PYTHONPATH", '"$PWD"'), ("SUBMITIT_EXECUTOR", "slurm"), ("BRIDGE_CPUS", str(allocation.cpus or 1))]
     command = f"{shlex.quote(python)} -u -m submitit.core._submit ../scripts/{array.name}"
-    return _TEMPLATE.render(options=options, env=lines, setup=profile.setup, command=command)
+    return template.render(options=options, env=lines, setup=profile.setup, command=command)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -14,11 +14,13 @@ from rich.table import Table
 
 from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
-from bridge.launch.prepare import Plan
 from bridge.launch.states import ACTIVE, ElementState, run_state
 from bridge.launch.submit import observe, scripts
 from bridge.launch.watch import note, read_progress
 from bridge.runs import Run, recorded_elements
+
+if TYPE_CHECKING:
+    from bridge.launch.prepare import Plan
 
 Json = dict[str, Any]
 

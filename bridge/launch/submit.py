@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bridge.config.profile import Profile, allocation
-from bridge.config.stages import Resources
 from bridge.errors import WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
-from bridge.launch.script import sbatch_script
 from bridge.launch.states import ElementState, Seen, State, active_jobs, scheduler_state, with_parents
 from bridge.runs import Run, RunElement
+
+if TYPE_CHECKING:
+    from bridge.config.profile import Profile
 
 
 def scripts(run_id: str, elements: Sequence[RunElement], planned: Sequence[Array], profile: Profile) -> dict[str, str]:
     """The sbatch script of each array. Pure: what `plan --scripts` shows is what `launch` submits."""
+    from bridge.config.profile import allocation
+    from bridge.config.stages import Resources
+    from bridge.launch.script import sbatch_script
+
     by_key = {(e.stage, e.index): e for e in elements}
     found = {}
     for array in planned:
@@ -123,20 +128,24 @@ def observe(run: Run) -> list[ElementState]:
     for line in run.submissions():
         for index, job in zip(line.get("elements", []), line.get("jobs", []), strict=False):
             jobs[Edge(line["stage"], index)] = job
-    profile = run.profile()
-    if profile.cluster == "local":
-        seen = local.look_up(run)
-    else:
-        from bridge.launch import slurm
-
+    sealed, seen = run.sealed(), {}
+    if len(sealed) < len(run.elements):
+        seen = _ask_scheduler(run, {key: job for key, job in jobs.items() if key not in sealed})
         sealed = run.sealed()
-        seen = slurm.look_up(profile, {key: job for key, job in jobs.items() if key not in sealed})
-    sealed = run.sealed()
     found: dict[Edge, ElementState] = {}
     for key, element in run.elements.items():
         parents = [(f"{p.stage}/{p.element}", found[p]) for p in element.parents]
         found[key] = _element_state(run, element, key in sealed, jobs.get(key), seen.get(key), parents)
     return list(found.values())
+
+
+def _ask_scheduler(run: Run, open_jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
+    profile = run.profile()
+    if profile.cluster == "local":
+        return local.look_up(run)
+    from bridge.launch import slurm
+
+    return slurm.look_up(profile, open_jobs)
 
 
 def _element_state(

@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from bridge.artifacts import SEAL, publish, read_seal, seal
 from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
-from bridge.config.problems import named, nearest, refuse, sentences
+from bridge.config.problems import named, refuse, sentences
 from bridge.config.stages import DataSettings, EvalSettings
 from bridge.config.tasks import TaskSettings
+from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import digest
 from bridge.runs import external_digest

@@ -11,10 +11,6 @@ from types import FrameType
 from bridge.config.stages import StageSettings
 from bridge.config.tasks import TaskSettings
 
-EXIT_SEALED = 0
-EXIT_FAILED = 1
-EXIT_REQUEUE = 75
-
 
 class StopEarlyError(Exception):
     """The stage saved its state and wants to be started again (exit code 75)."""

@@ -18,7 +18,8 @@ from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 from bridge.graph import Edge
 from bridge.runs import Run, RunElement
-from bridge.stages.job import EXIT_FAILED, EXIT_REQUEUE, EXIT_SEALED, Job, StopEarlyError, StopFlag
+from bridge.stages.exits import EXIT_FAILED, EXIT_REQUEUE, EXIT_SEALED
+from bridge.stages.job import Job, StopEarlyError, StopFlag
 
 
 def run_element(run_folder: str, stage: str, index: int) -> None:
