@@ -132,13 +132,20 @@ def sample_table(model: nn.Module, chat: Chat, data: Dataset, limit: int) -> lis
     table = []
     for example, (completion,) in zip(examples, sampled, strict=True):
         text = chat.response_text(completion.ids)
-        verdict = grade(text, example.gold, data.answer_kind, truncated=completion.truncated) if example.gold else None
         table.append(
             {
                 "prompt": chat.prompt_text(example.prompt),
                 "completion": text,
-                "reward": None if verdict is None else float(verdict.correct),
+                "reward": reward(text, example.gold, data.answer_kind, completion.truncated),
                 "gold": example.gold,
             }
         )
     return table
+
+
+def reward(text: str, gold: str, kind: str, truncated: bool) -> float | None:
+    """1 for the right answer, else 0; None where the data have no right answer of this kind: SFT needs none."""
+    try:
+        return float(grade(text, gold, kind, truncated=truncated).correct)
+    except UserError:
+        return None

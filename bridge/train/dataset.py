@@ -10,6 +10,7 @@ from pathlib import Path
 from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 from bridge.tasks import Example, load_task
+from bridge.tasks.grading import canonical
 from bridge.tasks.tables import read_examples
 
 
@@ -32,10 +33,14 @@ class Dataset:
         return [example.response or "" for example in self.examples]
 
     def golds(self) -> list[str]:
-        """Every right answer. Raises UserError where one is missing."""
+        """Every right answer. Raises UserError where one is missing or is no answer of `answer_kind`."""
         for example in self.examples:
             if not example.gold:
                 raise UserError(f"{self.path}: row {example.id} has no right answer to grade against")
+            try:
+                canonical(example.gold, self.answer_kind)
+            except UserError as error:
+                raise UserError(f"{self.path}: row {example.id}: {error}") from None
         return [example.gold for example in self.examples]
 
 

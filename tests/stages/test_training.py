@@ -325,10 +325,21 @@ def test_rl_without_a_mixed_group_changes_nothing(tmp_path: Path, base: Path) ->
     assert line["groups_skipped"] == 1.0 and "loss" not in line
 
 
-def test_rl_needs_right_answers(tmp_path: Path, base: Path) -> None:
-    data = write_dataset(tmp_path / "data", [{"prompt": "1+1=", "response": "2"}])
-    with pytest.raises(UserError, match="row 0 has no right answer"):
+@pytest.mark.parametrize(("gold", "message"), [("", "row 1 has no right answer"), ("two", "row 1: .*two")])
+def test_rl_needs_right_answers(tmp_path: Path, base: Path, gold: str, message: str) -> None:
+    data = write_dataset(tmp_path / "data", [*sums(1), {"prompt": "1+1=", "response": "2", "gold": gold}])
+    with pytest.raises(UserError, match=message):
         rl.run(job(tmp_path, settings("rl", steps=1, lr=1e-3), model=base, data=data))
+
+
+def test_sft_needs_no_right_answers_but_worked_ones(tmp_path: Path, base: Path) -> None:
+    rows = [{"prompt": "1+1=", "response": "2"}, {"prompt": "1+2=", "response": "3", "gold": "three"}]
+    stage = settings("sft", steps=2, batch=2, lr=1e-3, samples_every=1)
+    sft.run(job(tmp_path, stage, model=base, data=write_dataset(tmp_path / "data", rows)))
+    assert [row["reward"] for row in lines(tmp_path / "out", "samples")] == [None] * 4
+    data = write_dataset(tmp_path / "data", [*rows, {"prompt": "1+3="}])
+    with pytest.raises(UserError, match="row 2 has no worked solution"):
+        sft.run(job(tmp_path / "none", stage, model=base, data=data))
 
 
 @pytest.fixture(scope="module")
