@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 RECORD = "run.json"
 FORMAT = 1
+LOCK_PATIENCE = 0.5  # seconds; `locked` holds a lock for an instant too
 PACKAGES = ("torch", "transformers", "tokenizers", "vllm", "deepspeed", "numpy", "pyarrow", "safetensors", "submitit")
 
 Json = dict[str, Any]
@@ -154,14 +155,20 @@ class Run:
         return Profile.model_validate(value, strict=False)
 
     @contextmanager
-    def lock(self, name: str, doing: str) -> Iterator[None]:
-        """Hold one of the run's locks; UserError when another process has it."""
+    def lock(self, name: str, doing: str, *, wait: bool = False) -> Iterator[None]:
+        """Hold one of the run's locks. UserError when another process keeps it, unless `wait` is set."""
         path = self.folder / "locks" / name
+        deadline = time.monotonic() + LOCK_PATIENCE
         with open_for_append(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"{self.id}: another process is {doing} this run right now; try again later") from None
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        what = f"another process is {doing} this run right now"
+                        raise UserError(f"{self.id}: {what}; try again later") from None
+                    time.sleep(0.02)
             yield
 
     def locked(self, name: str) -> bool:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ from bridge.runs import Run, RunElement
 from bridge.stages.exits import EXIT_REQUEUE
 
 if TYPE_CHECKING:
-    from bridge.config.profile import Profile
+    from submitit.core.core import Job
+
+    from bridge.config.profile import Allocation, Profile
 
 POLL = 0.1  # seconds between two looks at the running elements
 GRACE = 10.0  # seconds between asking a process to stop and killing it
@@ -47,6 +50,7 @@ def start(run: Run, profile: Profile) -> int:
             stderr=file,
             start_new_session=True,  # Ctrl-C in the launching terminal is not for it
         )
+    run.note_submission({"event": "queue", "time": time.time(), "pid": process.pid})
     while process.poll() is None and not run.locked("local"):
         time.sleep(0.02)
     if process.poll() not in (None, 0):
@@ -54,63 +58,99 @@ def start(run: Run, profile: Profile) -> int:
     return process.pid
 
 
-def work_through(run: Run, profile: Profile) -> None:
-    """Run everything of a run that is not sealed, in the order of its graph."""
-    from submitit.core.core import Job
+def queue_process(run: Run) -> int:
+    """The process that was started last to work through the run."""
+    return next((int(line["pid"]) for line in reversed(run.submissions()) if line["event"] == "queue"), 0)
+
+
+class Queue:
+    """Runs everything of a run that is not sealed, in the order of its graph."""
+
+    def __init__(self, run: Run, profile: Profile) -> None:
+        self.run, self.profile = run, profile
+        self.cores = profile.cpus or os.cpu_count() or 1
+        self.running: dict[Edge, Job[None]] = {}
+        self.used: dict[Edge, int] = {}
+        self.over: set[Edge] = set()
+        """Elements that failed or were cancelled since the last launch."""
+        self.launches = _launches(run)
+
+    def work(self, ending: ExitStack) -> None:
+        """Work until nothing is left that can run.
+
+        A launch that finds this process alive only leaves its note, so the process may end only while no note can be
+        written: `ending` then holds the lock for notes, and is closed after the `local` lock is free.
+        """
+        while True:
+            self.collect()
+            self.heed_launches()
+            self.start_what_is_ready()
+            if not self.running:
+                ending.enter_context(self.run.lock("note", "ending", wait=True))
+                if _launches(self.run) == self.launches:
+                    return
+                ending.close()
+            time.sleep(POLL)
+
+    def collect(self) -> None:
+        """Take note of what has ended. It ended before any launch that `heed_launches` sees next."""
+        for key, job in list(self.running.items()):
+            if job.done():
+                del self.running[key], self.used[key]
+                if key not in self.run.sealed() and not _wants_again(self.run, key):
+                    self.over.add(key)
+
+    def heed_launches(self) -> None:
+        """A new launch gives failed and cancelled elements another try."""
+        launches = _launches(self.run)
+        if launches != self.launches:
+            self.launches = launches
+            self.over.clear()
+        self.over |= cancelled(self.run)
+
+    def start_what_is_ready(self) -> None:
+        """Start elements whose inputs are sealed, as far as cores allow."""
+        from bridge.config.profile import allocation
+        from bridge.config.stages import Resources
+
+        sealed = self.run.sealed()
+        for key, element in self.run.elements.items():
+            if key in sealed or key in self.running or key in self.over or not set(element.parents) <= sealed:
+                continue
+            need = allocation(self.profile, element.kind, Resources(**element.settings["resources"]))
+            cpus = min(need.cpus or 1, self.cores)
+            if sum(self.used.values()) + cpus > self.cores:
+                return  # what comes later in the graph does not overtake: a small job would keep a large one waiting
+            self.running[key] = _submit(self.run, element, need, self.profile, cpus)
+            self.used[key] = cpus
+
+
+def _submit(run: Run, element: RunElement, need: Allocation, profile: Profile, cpus: int) -> Job[None]:
     from submitit.local.local import LocalExecutor
 
-    from bridge.config.profile import allocation
-    from bridge.config.stages import Resources
     from bridge.launch.script import minutes
     from bridge.stages.runner import run_element
 
-    cores = profile.cpus or os.cpu_count() or 1
-    running: dict[Edge, Job[None]] = {}
-    used: dict[Edge, int] = {}
-    over: set[Edge] = set()  # failed in this process, or cancelled
-    while True:
-        for key, job in list(running.items()):
-            if job.done():
-                del running[key], used[key]
-                if key not in run.sealed() and not _wants_again(run, key):
-                    over.add(key)
-        sealed = run.sealed()
-        over |= cancelled(run)
-        for key, element in run.elements.items():
-            if key in sealed or key in running or key in over or not set(element.parents) <= sealed:
-                continue
-            need = allocation(profile, element.kind, Resources(**element.settings["resources"]))
-            cpus = min(need.cpus or 1, cores)
-            if sum(used.values()) + cpus > cores:
-                break  # what comes later in the graph does not overtake: a small job would keep a large one waiting
-            executor = LocalExecutor(run.folder / "scripts" / element.stage, python=_command(cpus))
-            executor.update_parameters(
-                timeout_min=minutes(need.time) if need.time else FOREVER,
-                gpus_per_node=need.gpus or 0,
-                signal_delay_s=profile.warn,
-                stderr_to_stdout=True,
-            )
-            running[key] = executor.submit(run_element, str(run.folder), element.stage, element.index)
-            used[key] = cpus
-            run.note_submission(_submission(element, running[key].job_id))
-        if not running:
-            return
-        time.sleep(POLL)
+    executor = LocalExecutor(run.folder / "scripts" / element.stage, python=_command(cpus))
+    executor.update_parameters(
+        timeout_min=minutes(need.time) if need.time else FOREVER,
+        gpus_per_node=need.gpus or 0,
+        signal_delay_s=profile.warn,
+        stderr_to_stdout=True,
+    )
+    job: Job[None] = executor.submit(run_element, str(run.folder), element.stage, element.index)
+    facts = {"stage": element.stage, "elements": [element.index], "jobs": [job.job_id]}
+    run.note_submission({"event": "submit", "time": time.time(), **facts})
+    return job
+
+
+def _launches(run: Run) -> int:
+    return sum(line["event"] == "launch" for line in run.submissions())
 
 
 def _command(cpus: int) -> str:
     """How submitit starts Python. It splits the text like a shell and starts no shell."""
     return f"env BRIDGE_CPUS={cpus} {shlex.quote(sys.executable)}"
-
-
-def _submission(element: RunElement, job: str) -> dict[str, object]:
-    return {
-        "event": "submit",
-        "time": time.time(),
-        "stage": element.stage,
-        "elements": [element.index],
-        "jobs": [job],
-    }
 
 
 def _wants_again(run: Run, key: Edge) -> bool:
@@ -135,7 +175,7 @@ def cancelled(run: Run) -> set[Edge]:
 def look_up(run: Run) -> dict[Edge, Seen]:
     """The state of every element that is not sealed, in Slurm's words, so that one set of rules reads both."""
     alive, sealed, stopped = run.locked("local"), run.sealed(), cancelled(run)
-    jobs = _jobs_of_last_launch(run)
+    ever, lately = _jobs(run)
     found = {}
     for key, element in run.elements.items():
         attempts = run.attempts(key)
@@ -144,27 +184,29 @@ def look_up(run: Run) -> dict[Edge, Seen]:
             continue
         if key in stopped:
             found[key] = Seen("CANCELLED", "by the user")
-        elif key in jobs and _is_running(run, key, jobs[key]):
+        elif key in ever and _is_running(run, key, ever[key]):
             found[key] = Seen("RUNNING")
         elif last.get("exit") == EXIT_REQUEUE and not alive:
             found[key] = Seen("CANCELLED", "stopped early and saved")
         elif last.get("exit") == EXIT_REQUEUE:
             found[key] = Seen("REQUEUED")
-        elif key in jobs:
+        elif key in lately:
             found[key] = Seen("FAILED", "" if last.get("event") == "end" else "the process was killed")
         elif alive:
             found[key] = Seen("PENDING", "Resources" if set(element.parents) <= sealed else "Dependency")
     return found
 
 
-def _jobs_of_last_launch(run: Run) -> dict[Edge, str]:
-    jobs: dict[Edge, str] = {}
+def _jobs(run: Run) -> tuple[dict[Edge, str], dict[Edge, str]]:
+    """The last job of each element: of all launches, and of the last launch only."""
+    ever: dict[Edge, str] = {}
+    lately: dict[Edge, str] = {}
     for line in run.submissions():
         if line["event"] == "launch":
-            jobs.clear()
+            lately.clear()
         for index, job in zip(line.get("elements", []), line.get("jobs", []), strict=False):
-            jobs[Edge(line["stage"], index)] = job
-    return jobs
+            ever[Edge(line["stage"], index)] = lately[Edge(line["stage"], index)] = job
+    return ever, lately
 
 
 def _is_running(run: Run, key: Edge, job: str) -> bool:
@@ -211,8 +253,8 @@ def _is_ours(process: int, run: Run) -> bool:
 def main(folder: str) -> None:
     """Work through a run; a second process for the same run ends at once."""
     run = Run(Path(folder))
-    with run.lock("local", "working through"):
-        work_through(run, run.profile())
+    with ExitStack() as ending, run.lock("local", "working through"):
+        Queue(run, run.profile()).work(ending)
 
 
 if __name__ == "__main__":

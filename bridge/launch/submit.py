@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
-from bridge.launch.states import ElementState, Seen, State, active_jobs, scheduler_state, with_parents
+from bridge.launch.states import ACTIVE, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
 from bridge.runs import Run, RunElement
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]
         if all(s.state == "done" for s in states):
             return {}
         if profile.cluster == "local":
-            return _launch_local(run, profile)
+            return _launch_local(run, profile, states)
         return _launch_slurm(run, profile, states)
 
 
@@ -62,12 +62,16 @@ def _note_launch(run: Run, profile: Profile) -> None:
     run.note_submission({"event": "launch", "time": time.time(), "profile": profile.model_dump(mode="json")})
 
 
-def _launch_local(run: Run, profile: Profile) -> dict[str, list[str]]:
-    if run.locked("local"):
+def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
+    """Leave a note for the queue process that works on the run, or start one."""
+    again = [s.stage for s in states if s.state != "done" and s.state not in ACTIVE]
+    if not again:
         return {}
-    _note_launch(run, profile)
-    process = local.start(run, profile)
-    return {stage: [str(process)] for stage in run.parents()}
+    with run.lock("note", "ending", wait=True):
+        _note_launch(run, profile)
+        alive = run.locked("local")
+    process = local.queue_process(run) if alive else local.start(run, profile)
+    return {stage: [str(process)] for stage in dict.fromkeys(again)}
 
 
 def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import digest
 from bridge.runs import external_digest
-from bridge.stages.job import Job, StopEarlyError, StopFlag
+from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 
 Json = dict[str, Any]
 S = TypeVar("S", bound=Settings)
@@ -96,6 +97,8 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
     """
     import json
 
+    threads = int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
+    limit_threads(threads)
     from bridge.stages import eval as stage
 
     pairs = parse_overrides(settings)
@@ -130,7 +133,7 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
         inputs = {"model": Path(source["path"]), "data": folder}
         stop = StopFlag()
         stop.listen()
-        job = Job("eval", chosen, task_of, inputs, work / "out", work / "scratch", _threads(), stop)
+        job = Job("eval", chosen, task_of, inputs, work / "out", work / "scratch", threads, stop)
         try:
             summary = stage.run(job)
         except StopEarlyError:
@@ -140,12 +143,6 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
         shutil.rmtree(work)
     result: Json = json.loads((output / "eval.json").read_text(encoding="utf-8"))
     return result
-
-
-def _threads() -> int:
-    import os
-
-    return int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
 
 
 def _test_split(folder: Path, task: TaskSettings, size: int) -> Path:

@@ -19,7 +19,7 @@ from bridge.errors import UserError
 from bridge.graph import Edge
 from bridge.runs import Run, RunElement
 from bridge.stages.exits import EXIT_FAILED, EXIT_REQUEUE, EXIT_SEALED
-from bridge.stages.job import Job, StopEarlyError, StopFlag
+from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 
 
 def run_element(run_folder: str, stage: str, index: int) -> None:
@@ -82,8 +82,7 @@ def _work(run: Run, element: RunElement, key: Edge, stop: StopFlag) -> None:
     os.environ["BRIDGE_PROGRESS"] = str(work / "progress.json")
     if not is_sealed(out, element.fingerprint):
         threads = int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve each other on shared cores
+        limit_threads(threads)
         settings = _settings(element)
         job = Job(
             label=element.name,

@@ -260,3 +260,10 @@ def test_every_shipped_experiment_can_be_planned_with_every_shipped_profile(
     value = bridge_json("plan", experiment, "--profile", profile, runs=tmp_path)
     assert value["experiment"] == experiment.stem
     assert value["jobs"]
+
+
+def test_a_run_of_another_folder_is_found_by_its_path(tmp_path: Path) -> None:
+    experiment = write_tiny(tmp_path)
+    value = bridge_json("launch", experiment, runs=tmp_path / "here")
+    bridge("cancel", value["dir"], runs=tmp_path / "elsewhere")
+    assert bridge_json("status", value["dir"], runs=tmp_path / "elsewhere")["state"] == "cancelled"
