@@ -199,7 +199,14 @@ def test_kill_in_the_middle_then_resume_gives_the_same_weights(tmp_path: Path) -
 def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
     environment = {**os.environ, "BRIDGE_RUNS": str(tmp_path)}
     words = command("launch", write_tiny(tmp_path), "--wait")
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    )
     wait_for(lambda: list(tmp_path.glob("tiny-*/stages/sft/.0.work")), "SFT to begin")
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=60)
