@@ -218,6 +218,7 @@ def demo(
     from bridge.launch import scores
     from bridge.launch.prepare import prepare, shipped
     from bridge.launch.submit import launch as submit
+    from bridge.launch.submit import require_scheduler
     from bridge.runs import create, runs_folder
 
     experiment = shipped("jobs", "demo.yaml")
@@ -225,6 +226,7 @@ def demo(
         raise UserError("jobs/demo.yaml is missing from this installation; install bridge-rl again")
     started = time.monotonic()
     planned = prepare(experiment, [f"seed={seed}"], profile)
+    require_scheduler(planned.profile, profile)
     run = create(planned.request, runs_folder(runs))
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
     submit(run, planned.profile, profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from bridge.config.profile import Profile
 from bridge.errors import UserError, WorkFailedError
 from bridge.launch.prepare import load_profile
 
+PACKAGES = ("torch", "transformers", "tokenizers", "submitit", "pyarrow", "safetensors")
 FREE_GB = 2.0  # the demo needs far less; training runs far more
 
 
@@ -36,7 +37,7 @@ class Check:
 def examine(profile_name: str, runs: Path) -> list[Check]:
     """All checks for a profile; none of them changes anything."""
     profile = load_profile(profile_name)
-    checks = [_python(), *_packages(), _runs_folder(runs), _disk(runs)]
+    checks = [_python(), *_packages(profile.python or sys.executable), _runs_folder(runs), _disk(runs)]
     checks += _slurm(profile) if profile.cluster == "slurm" else [_cores(profile)]
     return checks
 
@@ -54,12 +55,25 @@ def _python() -> Check:
     return Check("python", sys.version_info >= (3, 10), version, "install Python 3.10 or newer")
 
 
-def _packages() -> Iterator[Check]:
-    for package in ("torch", "transformers", "tokenizers", "submitit", "pyarrow", "safetensors"):
-        try:
-            yield Check(package, True, metadata.version(package))
-        except metadata.PackageNotFoundError:
-            yield Check(package, False, "not installed", "pip install 'bridge-rl[train]' (a login node needs no torch)")
+def _packages(python: str) -> Iterator[Check]:
+    """What the Python of the jobs has; the one that launches needs no torch."""
+    program = (
+        "import importlib.metadata as m, json\nfound = {}\n"
+        f"for name in {PACKAGES!r}:\n"
+        "    try: found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError: found[name] = None\n"
+        "print(json.dumps(found))"
+    )
+    try:
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Check("python of the jobs", False, f"{python}: {error}", "set `python` in the profile to one that runs")
+        return
+    yield Check("python of the jobs", True, python)
+    for package, version in json.loads(done.stdout).items():
+        yield Check(
+            package, version is not None, version or "not installed", f"{python} -m pip install 'bridge-rl[train]'"
+        )
 
 
 def _runs_folder(runs: Path) -> Check:
@@ -107,14 +121,3 @@ def _slurm(profile: Profile) -> Iterator[Check]:
     limit = next((int(line.split("=")[1]) for line in lines if line.startswith("MaxArraySize")), 0)
     right = profile.max_array <= limit
     yield Check("array limit", right, f"MaxArraySize {limit}", f"set max_array: {limit} in the profile")
-    python = profile.python or sys.executable
-    yield _job_python(python)
-
-
-def _job_python(python: str) -> Check:
-    try:
-        done = subprocess.run([python, "-c", "import submitit"], capture_output=True, timeout=60, check=False)
-        right = done.returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        right = False
-    return Check("python of the jobs", right, python, "set `python` in the profile to one that has bridge-rl[train]")

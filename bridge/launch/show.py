@@ -227,6 +227,9 @@ def print_mapping(value: Mapping[str, Any]) -> None:
         elif isinstance(item, list):
             sys.stdout.write(f"{key}: {len(item)}\n")
             for inner in item[:200]:
-                sys.stdout.write(f"  {inner}\n")
+                words = inner.values() if isinstance(inner, Mapping) else [inner]
+                sys.stdout.write(f"  {'  '.join(map(str, words))}\n")
+            if len(item) > 200:
+                sys.stdout.write(f"  … and {len(item) - 200} more (--json shows all)\n")
         else:
             sys.stdout.write(f"{key}: {item}\n")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.errors import WorkFailedError
+from bridge.errors import UserError, WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
 from bridge.launch.states import ACTIVE, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
@@ -51,11 +52,16 @@ def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]
 
 
 def require_scheduler(profile: Profile, name: str) -> None:
-    """UserError when the profile's scheduler is not there. Looked at before a run is made."""
+    """UserError when the scheduler, or what jobs on this machine import, is not there. Asked before a run is made."""
     if profile.cluster == "slurm":
         from bridge.launch import slurm
 
         slurm.require_slurm(profile, name)
+    elif profile.python is None:
+        missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+        if missing:
+            what = f"this Python has no {' and no '.join(missing)}, which the stages need"
+            raise UserError(f"profile {name}: {what}; pip install 'bridge-rl[train]'")
 
 
 def _note_launch(run: Run, profile: Profile) -> None:
