@@ -91,9 +91,14 @@ def read_seal(folder: Path) -> Seal | None:
 
 
 def is_sealed(folder: Path, fingerprint: str) -> bool:
-    """Whether an artifact with this fingerprint stands there, by its seal alone (no file is read)."""
+    """Whether an artifact with this fingerprint stands there with all its files, by seal and sizes (none is read)."""
     found = read_seal(folder)
-    return found is not None and found.fingerprint == fingerprint
+    if found is None or found.fingerprint != fingerprint:
+        return False
+    try:
+        return all((folder / name).stat().st_size == facts["size"] for name, facts in found.files.items())
+    except OSError:
+        return False
 
 
 def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
@@ -112,9 +117,11 @@ def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
     for name, facts in found.files.items():
         path = folder / name
         if not path.is_file():
-            raise UserError(f"{folder}: damaged: the file {name} is missing")
+            raise UserError(f"{folder}: damaged: the file {name} is missing; remove this folder, then resume")
         if path.stat().st_size != facts["size"] or (digests and file_digest(path) != facts["sha256"]):
-            raise UserError(f"{folder}: damaged: the file {name} was changed after it was sealed")
+            raise UserError(
+                f"{folder}: damaged: the file {name} was changed after it was sealed; remove this folder, then resume"
+            )
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,7 +15,7 @@ from bridge import __version__
 from bridge.errors import UserError, WorkFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bridge.launch.states import ElementState
     from bridge.runs import Run
@@ -49,6 +51,8 @@ def main() -> NoReturn:
     usage_error = typer.BadParameter.__mro__[2]  # ClickException, of click or of the copy of it inside typer
     try:
         code = app(standalone_mode=False)
+        if code == 130:  # typer turns Ctrl-C into this code
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         _fail(error, 2, debug)
@@ -167,37 +171,48 @@ def resume(
 def _launch(run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool) -> None:
     from bridge.launch.submit import launch as submit
 
-    jobs = submit(run, profile, profile_name)
-    if as_json:
-        _print_json({"run": run.id, "dir": str(run.folder), "jobs": jobs})
-    else:
-        sys.stdout.write(f"{run.id}\n")
-    if not jobs:
-        _say("nothing to submit: every stage is sealed or in hand")
-    elif profile.cluster == "local" and not wait:
-        pid = next(iter(jobs.values()))[0]
-        _say(
-            f"runs in the background (process {pid}); see it with `bridge-rl status {run.id}`, "
-            f"stop it with `bridge-rl cancel {run.id}`"
-        )
-    if wait:
-        _wait(run)
+    with _interruptible(run):
+        jobs = submit(run, profile, profile_name)
+        if as_json:
+            _print_json({"run": run.id, "dir": str(run.folder), "jobs": jobs})
+        else:
+            sys.stdout.write(f"{run.id}\n")
+            sys.stdout.flush()
+        if not jobs:
+            _say("nothing to submit: every stage is sealed or in hand")
+        elif profile.cluster == "local" and not wait:
+            pid = next(iter(jobs.values()))[0]
+            _say(
+                f"runs in the background (process {pid}); see it with `bridge-rl status {run.id}`, "
+                f"stop it with `bridge-rl cancel {run.id}`"
+            )
+        if wait:
+            _wait(run)
+
+
+@contextmanager
+def _interruptible(run: Run) -> Iterator[None]:
+    """On Ctrl-C, stop what runs on this machine, or say that the cluster's jobs go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave anything half-stopped
+        if run.profile().cluster == "local":
+            from bridge.launch.submit import cancel as stop
+
+            _say("stopping …")
+            stop(run, list(run.elements.values()))
+            _say(f"stopped; what was done is kept: go on with `bridge-rl resume {run.id}`")
+        else:
+            _say(f"the jobs go on; see `bridge-rl status {run.id}`, stop them with `bridge-rl cancel {run.id}`")
+        raise
 
 
 def _wait(run: Run) -> Sequence[ElementState]:
-    """Wait for the end of a run; leaves with 1 if not everything was sealed, with 130 on Ctrl-C."""
-    from bridge.launch.submit import cancel as stop
+    """Wait for the end of a run; WorkFailedError if not everything was sealed."""
     from bridge.launch.watch import wait
 
-    try:
-        states = wait(run)
-    except KeyboardInterrupt:
-        if run.profile().cluster == "local":
-            stop(run, list(run.elements.values()))
-            _say(f"\nstopped; what was done is kept: go on with `bridge-rl resume {run.id}`")
-        else:
-            _say(f"\nthe jobs go on; see `bridge-rl status {run.id}`, stop them with `bridge-rl cancel {run.id}`")
-        raise
+    states = wait(run)
     wrong = [s for s in states if s.state != "done"]
     if wrong:
         lines = "\n".join(f"  {s.stage}/{s.element}: {s.state}: {s.reason}" for s in wrong[:20])
@@ -229,8 +244,9 @@ def demo(
     require_scheduler(planned.profile, profile)
     run = create(planned.request, runs_folder(runs))
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
-    submit(run, planned.profile, profile)
-    _wait(run)
+    with _interruptible(run):
+        submit(run, planned.profile, profile)
+        _wait(run)
     result = scores.demo_result(run, time.monotonic() - started)
     if as_json:
         _print_json(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def build(points: Sequence[Point], name: str) -> Graph:
         UserError: an input names nothing, the wrong kind of artifact, or the inputs form a circle.
     """
     completed = [_with_implicit_stages(point.experiment, name) for point in points]
-    order = _order(completed[0], name)
+    order = _order(completed, name)
     varying = [key for key, _ in points[0].values if len({canonical(dict(p.values)[key]) for p in points}) > 1]
     placed: dict[tuple[str, int, int], int] = {}  # (stage, point, variant) → element
     nodes = []
@@ -111,8 +112,9 @@ def build(points: Sequence[Point], name: str) -> Graph:
         elements: dict[str, Element] = {}
         labels: dict[str, list[dict[str, Any]]] = {}
         index: dict[str, int] = {}
-        for variant in range(len(_variants(completed[0][stage]))):
-            for number, point in enumerate(points):
+        most = max(len(_variants(stages[stage])) for stages in completed if stage in stages)
+        for variant, (number, point) in itertools.product(range(most), enumerate(points)):
+            if stage in completed[number] and variant < len(_variants(completed[number][stage])):
                 element = _element(completed[number][stage], variant, number, placed, points[number], name)
                 key = canonical(_identity(element))
                 elements.setdefault(key, element)
@@ -199,15 +201,16 @@ def _variants(settings: StageSettings) -> list[dict[str, str]]:
     return [single]
 
 
-def _order(stages: Mapping[str, StageSettings], name: str) -> list[str]:
-    """Stages so that each comes after its inputs; otherwise in the order of the file."""
-    needs = {
-        stage: {text for variant in _variants(settings) for text in variant.values() if text in stages}
-        for stage, settings in stages.items()
-    }
+def _order(completed: Sequence[Mapping[str, StageSettings]], name: str) -> list[str]:
+    """The stages of all points so that each comes after its inputs; otherwise in the order of the file."""
+    needs: dict[str, set[str]] = {}
+    for stages in completed:
+        for stage, settings in stages.items():
+            texts = {text for variant in _variants(settings) for text in variant.values()}
+            needs.setdefault(stage, set()).update(texts & set(stages))
     order: list[str] = []
-    while len(order) < len(stages):
-        ready = [stage for stage in stages if stage not in order and needs[stage] <= set(order)]
+    while len(order) < len(needs):
+        ready = [stage for stage in needs if stage not in order and needs[stage] <= set(order)]
         if not ready:
             raise UserError(f"{name}: stages: the inputs form a circle: {' → '.join(_circle(needs, set(order)))}")
         order.append(ready[0])

@@ -86,8 +86,10 @@ class Run:
             raise UserError(f"{self.folder}: is no run: it has no {RECORD}") from None
         except ValueError:
             raise UserError(f"{self.folder / RECORD}: is damaged: not valid JSON") from None
-        if value.get("format") != FORMAT:
-            raise UserError(f"{self.folder}: was made by another version of bridge-rl (format {value.get('format')})")
+        if not isinstance(value, dict) or not {"format", "stages", "profile", "created"} <= set(value):
+            raise UserError(f"{self.folder / RECORD}: is damaged: no record of a run")
+        if value["format"] != FORMAT:
+            raise UserError(f"{self.folder}: was made by another version of bridge-rl (format {value['format']})")
         return value
 
     @property
@@ -133,14 +135,15 @@ class Run:
 
     def attempts(self, key: Edge) -> list[Json]:
         """Start and end lines of each attempt, oldest first."""
-        return read_lines(self.folder / "attempts" / key.stage / f"{key.element}.jsonl")
+        lines = read_lines(self.folder / "attempts" / key.stage / f"{key.element}.jsonl")
+        return [line for line in lines if isinstance(line.get("attempt"), int)]
 
     def note_attempt(self, key: Edge, line: Json) -> None:
         append_line(self.folder / "attempts" / key.stage / f"{key.element}.jsonl", line)
 
     def submissions(self) -> list[Json]:
         """What was launched, submitted and cancelled, oldest first."""
-        return read_lines(self.folder / "jobs.jsonl")
+        return [line for line in read_lines(self.folder / "jobs.jsonl") if "event" in line]
 
     def note_submission(self, line: Json) -> None:
         append_line(self.folder / "jobs.jsonl", line)
@@ -204,17 +207,20 @@ def open_for_append(path: Path) -> Any:
 
 
 def append_line(path: Path, line: Json) -> None:
-    """Add one JSON line; a torn line of a killed writer is closed first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Add one JSON line; a torn line of a killed writer is closed first. UserError when it cannot be written."""
     data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
-    with path.open("ab+") as file:
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                data = b"\n" + data
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read_lines(path: Path) -> list[Json]:
@@ -239,14 +245,24 @@ def read_lines(path: Path) -> list[Json]:
 
 def runs_folder(given: Path | None) -> Path:
     """`--runs`, else $BRIDGE_RUNS, else `runs/` here; absolute."""
-    return Path(given or os.environ.get("BRIDGE_RUNS") or "runs").expanduser().absolute()
+    return user_path(str(given or os.environ.get("BRIDGE_RUNS") or "runs")).resolve()
+
+
+def user_path(text: str) -> Path:
+    """A path as a user gives it; UserError when it cannot be one."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (RuntimeError, OSError, ValueError) as error:
+        raise UserError(f"{text[:80]!r} is no usable path: {error}") from None
+    return path
 
 
 def open_run(text: str, runs: Path) -> Run:
     """The run that a user names: a path, an id, or the beginning of an id that only one run has."""
-    path = Path(text).expanduser()
+    path = user_path(text)
     if (path / RECORD).is_file():
-        return Run(path.absolute())
+        return Run(path.resolve())
     known = [p.parent.name for p in sorted(runs.glob(f"*/{RECORD}"))]
     matching = [name for name in known if name == text] or [name for name in known if name.startswith(text)]
     if len(matching) == 1:
@@ -258,8 +274,7 @@ def open_run(text: str, runs: Path) -> Run:
 
 def all_runs(runs: Path) -> list[Run]:
     """Every run in a folder, oldest first."""
-    found = [Run(path.parent) for path in runs.glob(f"*/{RECORD}")]
-    return sorted(found, key=lambda run: str(run.record.get("created", "")))
+    return [Run(path.parent) for path in sorted(runs.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)]
 
 
 # ---- inputs from outside
@@ -282,7 +297,7 @@ def external_digests(graph: Graph) -> dict[str, Json]:
 
 def external_digest(text: str, wanted: str, where: str) -> Json:
     """The absolute path (or hub name) of one input, and a digest of its content. `where` is for messages."""
-    path = Path(text).expanduser().absolute()
+    path = user_path(text).absolute()
     if path.is_dir():
         return {"path": str(path), "digest": _folder_digest(path, wanted, where)}
     if path.is_file() and wanted == "dataset":
@@ -364,6 +379,8 @@ class Request:
 
 def create(request: Request, runs: Path) -> Run:
     """The run directory for a request: the one that is there already, or a new one, published by one rename."""
+    if "%" in str(runs):
+        raise UserError(f"{runs}: the runs folder must have no % in its path (Slurm and submitit fill such in)")
     run = Run(runs / request.run_id)
     if (run.folder / RECORD).is_file():
         return run
@@ -379,8 +396,7 @@ def create(request: Request, runs: Path) -> Run:
                 raise
     except OSError as error:
         raise UserError(
-            f"{error.filename or runs}: the runs folder cannot be written: {error.strerror}; "
-            "choose another with --runs or BRIDGE_RUNS"
+            f"{runs}: the runs folder cannot be written: {error.strerror}; choose another with --runs or BRIDGE_RUNS"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -411,7 +427,7 @@ def _fill(folder: Path, request: Request, run_id: str) -> None:
         "externals": dict(request.externals),
         "code": {"digest": request.code, "commit": commit, "uncommitted_changes": bool(diff)},
         "versions": _versions(),
-        "launched_by": {"user": getpass.getuser(), "host": socket.gethostname(), "command": sys.argv},
+        "launched_by": {"user": _user(), "host": socket.gethostname(), "command": sys.argv},
         "stages": _stages(request),
     }
     with (folder / RECORD).open("w", encoding="utf-8") as file:
@@ -451,6 +467,13 @@ def _stages(request: Request) -> list[Json]:
 def recorded_elements(request: Request) -> list[RunElement]:
     """The elements of a request as a run's record would hold them."""
     return list(_read_elements(_stages(request)))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return str(os.getuid())
 
 
 def _versions() -> Json:

@@ -12,7 +12,9 @@ class Settings(BaseModel):
     The line under each field is its documentation: it appears in `docs/settings.md` and in error messages.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def matching(pattern: str, meaning: str) -> Callable[[str], str]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from bridge.config.base import Settings, matching
 from bridge.config.problems import named, refuse, sentences
-from bridge.config.stages import STAGE_KINDS, InitSettings, Stage
+from bridge.config.stages import STAGE_KINDS, InitSettings, Seed, Stage
 from bridge.config.tasks import TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import Raw, line_of, scalar
@@ -38,7 +38,7 @@ class Experiment(Settings):
     """The starting model: a hub name, a local folder, or `{init: {…}}`. Stages refer to it as `$model`."""
     task: TaskSettings
     """Where the problems come from."""
-    seed: int = 0
+    seed: Seed = 0
     """Seeds every stage that draws at random, except the problems themselves (they have a seed of their own)."""
     sweep: dict[str, list[Any]] = {}
     """Setting path → values. Every combination is one point."""
@@ -77,12 +77,13 @@ def points(raw: Raw, overrides: Sequence[tuple[str, Any]], name: str, text: str 
     Raises:
         UserError: naming every field that is wrong.
     """
-    raw = copy.deepcopy(raw)
-    for path, value in overrides:
-        _set(raw, path, value, f"{name}: the override {path}")
+    raw = with_overrides(raw, overrides, name)
     sweep = raw.get("sweep") or {}
     if not isinstance(sweep, dict) or not all(isinstance(v, list) and v for v in sweep.values()):
         raise UserError(f"{name}: sweep: must map setting paths to non-empty lists, such as `seed: [0, 1, 2]`")
+    for path, _ in overrides:
+        if path in sweep:
+            raise UserError(f"{name}: the override {path}: the sweep sets this too; override sweep, or leave it out")
     raw.pop("sweep", None)
     found = []
     for combination in itertools.product(*sweep.values()):
@@ -94,6 +95,14 @@ def points(raw: Raw, overrides: Sequence[tuple[str, Any]], name: str, text: str 
             _set(point, path, copy.deepcopy(value), f"{name}: sweep over {path!r}")
         found.append(Point(values, _validate(point, name, text)))
     return found
+
+
+def with_overrides(raw: Raw, overrides: Sequence[tuple[str, Any]], name: str) -> Raw:
+    """A copy of the file's mapping with the overrides of the command line applied, in order."""
+    raw = copy.deepcopy(raw)
+    for path, value in overrides:
+        _set(raw, path, value, f"{name}: the override {path}")
+    return raw
 
 
 def _set(raw: Raw, path: str, value: Any, what: str) -> None:

@@ -35,7 +35,7 @@ class Profile(Settings):
     python: str | None = None
     """The Python that runs the jobs. Default: the one that launches."""
     env: dict[str, Annotated[str, Field(strict=True)]] = {}
-    """Environment variables of every job. Nothing of the launching shell is passed on by itself."""
+    """Environment variables of every job. Jobs on Slurm get nothing else of the launching shell; local ones get all."""
     setup: list[str] = []
     """slurm: shell lines that run before the stage, such as `module load cuda/12.4`."""
     slurm_conf: str | None = None

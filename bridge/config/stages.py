@@ -8,11 +8,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bridge.config.base import Settings, matching
 
-TIME = r"(?=\d)(\d+h)?(\d+m)?(\d+s)?"
+TIME = r"(?=.*[1-9])(\d+h)?(\d+m)?(\d+s)?"
 
 Positive = Annotated[int, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Betas = Annotated[tuple[float, float], Field(strict=False)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]
 
 
 def _as_list(value: object) -> object:
@@ -31,7 +33,7 @@ class Resources(Settings):
     """CPU cores for the element; also its number of threads."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """GPUs on one node."""
-    mem: Annotated[str, AfterValidator(matching(r"\d+[KMGT]", "a size such as 32G"))] | None = None
+    mem: Annotated[str, AfterValidator(matching(r"[1-9]\d*[KMGT]", "a size such as 32G"))] | None = None
     """Memory on one node, such as `32G`."""
     time: Annotated[str, AfterValidator(matching(TIME, "a time such as 12h, 90m or 1h30m"))] | None = None
     """Wall-clock limit, such as `12h`, `90m` or `1h30m`."""
@@ -88,7 +90,7 @@ class DataSettings(StageSettings):
     """`vanilla`, `bridge`, or a mapping of behavior settings. Only the wording changes, never the problems."""
     tokenizer: bool = False
     """Also build a tokenizer from the task's own vocabulary, for a model that starts from scratch."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws the problems and the wording. It does not follow the experiment's seed: all seeds train on one data set."""
 
 
@@ -115,7 +117,7 @@ class InitSettings(StageSettings):
     """Longest sequence in tokens."""
     init_std: Annotated[float, Field(gt=0)] = 0.05
     """Standard deviation of the random weights."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws the weights. Default: the experiment's seed."""
 
     @model_validator(mode="after")
@@ -152,7 +154,7 @@ class OptimizerSettings(StageSettings):
     """Steps between sample tables (prompt, completion …); 0 writes none."""
     wandb: str | None = None
     """W&B project to log to. Offline unless WANDB_MODE says otherwise."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws the order of the rows and every sample. Default: the experiment's seed."""
 
 
@@ -262,7 +264,7 @@ class EvalSettings(StageSettings):
     """Longest answer in tokens."""
     rollout_batch: Positive = 256
     """Sequences that the sampler holds at once. Changes memory and speed only."""
-    seed: int = 0
+    seed: Seed = 0
     """Draws the answers. Default: the experiment's seed."""
 
 

@@ -14,11 +14,11 @@ Raw = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 with exponents that need no dot, and without the words yes/no/on/off as booleans."""
+    """YAML 1.1 with exponents that need no dot, and without yes/no/on/off, dates, octal and base-60 numbers."""
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":float", ":bool", ":timestamp"))]
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":float", ":bool", ":timestamp", ":int"))]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -26,6 +26,7 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.inf|\.nan)$"),
     list("-+0123456789."),
 )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?\d[\d_]*$"), list("-+0123456789"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|True|false|False)$"), list("tTfF"))
 
 
@@ -42,6 +43,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Raw:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 def read_mapping(path: Path) -> tuple[str, Raw]:
@@ -77,7 +79,7 @@ def scalar(text: str) -> Any:
     """A value given on the command line, read as YAML: `3`, `1e-4`, `[0, 1]`, `{a: 1}`, `text`."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return text
 
 

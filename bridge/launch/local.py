@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.errors import UserError
+from bridge.errors import UserError, WorkFailedError
 from bridge.graph import Edge
 from bridge.launch.states import Seen
 from bridge.runs import Run, RunElement
@@ -85,12 +85,16 @@ class Queue:
             self.collect()
             self.heed_launches()
             self.start_what_is_ready()
-            if not self.running:
+            if not self.running and not self.strangers():
                 ending.enter_context(self.run.lock("note", "ending", wait=True))
                 if _launches(self.run) == self.launches:
                     return
                 ending.close()
             time.sleep(POLL)
+
+    def strangers(self) -> bool:
+        """Whether an element is being run by somebody else, such as the jobs of a queue process that was killed."""
+        return any(self.run.locked(f"{key.stage}.{key.element}") for key in self.run.elements)
 
     def collect(self) -> None:
         """Take note of what has ended. It ended before any launch that `heed_launches` sees next."""
@@ -117,12 +121,16 @@ class Queue:
         for key, element in self.run.elements.items():
             if key in sealed or key in self.running or key in self.over or not set(element.parents) <= sealed:
                 continue
+            if self.run.locked(f"{key.stage}.{key.element}"):
+                continue
             need = allocation(self.profile, element.kind, Resources(**element.settings["resources"]))
             cpus = min(need.cpus or 1, self.cores)
             if sum(self.used.values()) + cpus > self.cores:
                 return  # what comes later in the graph does not overtake: a small job would keep a large one waiting
             self.running[key] = _submit(self.run, element, need, self.profile, cpus)
             self.used[key] = cpus
+            if key in cancelled(self.run):  # in the moment before the job was on record
+                stop(self.run, {key: self.running[key].job_id})
 
 
 def _submit(run: Run, element: RunElement, need: Allocation, profile: Profile, cpus: int) -> Job[None]:
@@ -159,16 +167,13 @@ def _wants_again(run: Run, key: Edge) -> bool:
 
 
 def cancelled(run: Run) -> set[Edge]:
-    """Elements that were cancelled after they were last submitted or asked for."""
+    """Elements that were cancelled since the last launch."""
     found: set[Edge] = set()
     for line in run.submissions():
-        keys = {Edge(line["stage"], index) for index in line.get("elements", [])} if "stage" in line else set()
         if line["event"] == "cancel":
             found |= {Edge(stage, index) for stage, index in line["keys"]}
         elif line["event"] == "launch":
             found.clear()
-        else:
-            found -= keys
     return found
 
 
@@ -182,10 +187,10 @@ def look_up(run: Run) -> dict[Edge, Seen]:
         last = attempts[-1] if attempts else {}
         if key in sealed:
             continue
-        if key in stopped:
-            found[key] = Seen("CANCELLED", "by the user")
-        elif key in ever and _is_running(run, key, ever[key]):
+        if key in ever and _is_running(run, key, ever[key]):
             found[key] = Seen("RUNNING")
+        elif key in stopped:
+            found[key] = Seen("CANCELLED", "by the user")
         elif last.get("exit") == EXIT_REQUEUE and not alive:
             found[key] = Seen("CANCELLED", "stopped early and saved")
         elif last.get("exit") == EXIT_REQUEUE:
@@ -221,7 +226,11 @@ def _is_running(run: Run, key: Edge, job: str) -> bool:
 
 
 def stop(run: Run, jobs: Mapping[Edge, str]) -> None:
-    """End the processes of elements that were cancelled, and wait until they are gone."""
+    """End the processes of elements that were cancelled, and wait until they are gone.
+
+    Raises:
+        WorkFailedError: a process is still there after it was killed.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         for key, job in jobs.items():
             for process in _processes(run, key, job):
@@ -234,6 +243,11 @@ def stop(run: Run, jobs: Mapping[Edge, str]) -> None:
             if not any(_is_running(run, key, job) for key, job in jobs.items()):
                 return
             time.sleep(POLL)
+    left = ", ".join(f"{key.stage}/{key.element}" for key, job in jobs.items() if _is_running(run, key, job))
+    if left:
+        raise WorkFailedError(
+            f"{run.id}: {left} could not be stopped; look for its process, whose number is in attempts/"
+        )
 
 
 def _processes(run: Run, key: Edge, job: str) -> list[int]:

@@ -9,14 +9,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import bridge
-from bridge.config.experiment import parse_overrides, points
+from bridge.config.experiment import parse_overrides, points, with_overrides
 from bridge.config.problems import named, refuse, sentences
-from bridge.config.profile import Allocation, Profile
+from bridge.config.profile import Allocation, Profile, allocation
 from bridge.config.stages import STAGE_KINDS, SftSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
+from bridge.launch.script import minutes
 from bridge.runs import Json, Request, code_digest, external_digests
 
 
@@ -52,14 +53,16 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     name = str(experiment)
     pairs = parse_overrides(overrides)
     graph = build(points(raw, pairs, name, text), name)
+    experiment_as_run = with_overrides(raw, pairs, name)
     profile = load_profile(profile_name)
+    _check_limits(graph, profile, profile_name)
     externals = external_digests(graph)
     _check_data_files(graph, externals)
     request = Request(
         graph=graph,
         text=text,
         source=str(experiment.absolute()),
-        experiment=raw,
+        experiment=experiment_as_run,
         overrides=overrides,
         profile_name=Path(profile_name).stem,
         profile=profile.model_dump(mode="json"),
@@ -67,6 +70,17 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         code=code_digest(),
     )
     return Plan(request, profile)
+
+
+def _check_limits(graph: Graph, profile: Profile, name: str) -> None:
+    """A stage that is told to stop as soon as it starts would be requeued for ever."""
+    for node in graph.stages if profile.cluster == "slurm" else ():
+        time = allocation(profile, node.kind, node.elements[0].settings.resources).time
+        if time is not None and 60 * minutes(time) <= profile.warn:
+            raise UserError(
+                f"profile {name}: the stage {node.name!r} has a limit of {time}, but is told to save and stop "
+                f"{profile.warn} s before it; raise the limit, or lower `warn` in the profile"
+            )
 
 
 def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:

@@ -86,12 +86,13 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
             options.append(f"--{name}={shlex.quote(value)}")
     options += allocation.sbatch
     env = {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LANG": "C.UTF-8",
         **({"SLURM_CONF": profile.slurm_conf} if profile.slurm_conf else {}),
         **profile.env,
     }
-    lines = [(name, shlex.quote(value)) for name, value in env.items()]
+    # Slurm gives the login environment's PATH, which knows where srun is.
+    lines = [("PATH", '"${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"')]
+    lines += [(name, shlex.quote(value)) for name, value in env.items()]
     lines += [("PYTHONPATH", '"$PWD"'), ("SUBMITIT_EXECUTOR", "slurm"), ("BRIDGE_CPUS", str(allocation.cpus or 1))]
     command = f"{shlex.quote(python)} -u -m submitit.core._submit ../scripts/{array.name}"
     return template.render(options=options, env=lines, setup=profile.setup, command=command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from bridge.errors import UserError
@@ -92,8 +93,18 @@ def print_overview(value: Json) -> None:
 
 
 def run_summary(run: Run) -> Json:
-    """One run in one line."""
-    states = observe(run)
+    """One run in one line; a damaged record hides no other run."""
+    try:
+        states = observe(run)
+    except UserError as error:
+        return {
+            "run": run.id,
+            "state": "damaged",
+            "done": 0,
+            "elements": 0,
+            "created": str(error),
+            "dir": str(run.folder),
+        }
     return {
         "run": run.id,
         "state": run_state(states),
@@ -140,8 +151,8 @@ def _status_table(value: Json, run: Run | None = None) -> Table:
             _coloured(item["state"]),
             str(item["attempts"]),
             item["job"] or "",
-            item["label"],
-            _plain(reason),
+            escape(item["label"]),
+            escape(reason),
         )
     return table
 
@@ -160,10 +171,6 @@ def watch_status(run: Run) -> None:
 def _coloured(state: str) -> str:
     colour = COLOURS.get(state)
     return f"[{colour}]{state}[/]" if colour else state
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 # ---- logs
@@ -190,16 +197,19 @@ def print_logs(run: Run, where: str, attempt: int | None, follow: bool) -> None:
 def _copy(run: Run, key: Edge, attempt: int, follow: bool) -> None:
     log, position = run.log(key, attempt), 0
     while True:
+        going_on = follow and _state_of(run, key).state in ACTIVE  # asked first: what is written until then is read
         if log.is_file():
             with log.open("rb") as file:
                 file.seek(position)
-                data = file.read()
-                position += len(data)
-            sys.stdout.write(data.decode("utf-8", "replace"))
-            sys.stdout.flush()
-        if not follow or _state_of(run, key).state not in ACTIVE:
+                position += sys.stdout.buffer.write(file.read())
+            sys.stdout.buffer.flush()
+        if run.log(key, attempt + 1).is_file() and follow:
+            attempt += 1
+            log, position = run.log(key, attempt), 0
+        elif not going_on:
             return
-        time.sleep(1.0)
+        else:
+            time.sleep(1.0)
 
 
 def _state_of(run: Run, key: Edge) -> ElementState:

@@ -17,7 +17,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from bridge.config.profile import Profile
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import Array, Edge
-from bridge.launch.states import NO_ANSWER, Seen
+from bridge.launch.states import LIVE, NO_ANSWER, Seen
 from bridge.runs import Run
 from bridge.stages.runner import run_element
 
@@ -122,6 +122,7 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
     wanted = {job: key for key, job in jobs.items()}
     arrays = ",".join(sorted({job.partition("_")[0] for job in wanted}))
     found: dict[Edge, Seen] = {}
+    queued: set[str] = set()
     failures = []
     for command in (
         ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,JobName", "-j", arrays],
@@ -138,14 +139,28 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
                 continue
             if command[0] == "sacct":
                 reason = "" if reason == "0:0" else f"exit {reason}"
+            else:
+                queued.add(job)
             found[wanted[job]] = Seen(state, "" if reason == "None" else reason)
     if len(failures) == 2:
         return {key: Seen(NO_ANSWER, failures[-1]) for key in jobs}
+    if not any(failure.startswith("squeue") for failure in failures):
+        for job, key in wanted.items():
+            if key in found and job not in queued and found[key].state.split()[0] in LIVE:
+                found[key] = Seen("FAILED", f"{found[key].state} in accounting, but no longer in the queue")
     return found
 
 
+def unrecorded(run: Run, profile: Profile) -> list[str]:
+    """Jobs of this run in the queue that no launch has on record: it was killed between sbatch and its note."""
+    known = {job.partition("_")[0] for line in run.submissions() for job in line.get("jobs", [])}
+    lines = call(profile, ["squeue", "-h", "-o", "%F|%j", "--me"]).splitlines()
+    rows = [line.split("|", 1) for line in lines]
+    return sorted({job for job, name in rows if name.startswith(f"{run.id}/") and job not in known})
+
+
 def cancel(profile: Profile, jobs: Sequence[str]) -> None:
-    """Cancel jobs; ids that are over already do not matter."""
+    """Cancel jobs; ids that are over already do not matter. The command is out of reach of Ctrl-C."""
     for start in range(0, len(jobs), 500):
         call(profile, ["scancel", "--quiet", *jobs[start : start + 500]])
 
@@ -154,7 +169,15 @@ def call(profile: Profile, command: Sequence[str]) -> str:
     """What a Slurm command prints; WorkFailedError with its own words when it fails."""
     environment = dict(word.split("=", 1) for word in _environment(profile))
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for us: a half-sent scancel would help nobody
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WorkFailedError(f"{command[0]}: {error}") from None
     if done.returncode != 0:

@@ -12,10 +12,13 @@ State = Literal["waiting", "pending", "blocked", "running", "requeued", "done", 
 FINAL: frozenset[State] = frozenset(("blocked", "done", "failed", "cancelled"))
 ACTIVE: frozenset[State] = frozenset(("waiting", "pending", "running", "requeued"))
 
+SILENT = "the scheduler does not answer"
 NO_ANSWER = "NO_ANSWER"  # our own word: the scheduler could not be asked
 
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 _REQUEUED = {"REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "PREEMPTED"}
+LIVE = _RUNNING | _REQUEUED | {"PENDING"}
+"""Words that only the queue can be believed on: accounting may be behind."""
 _FAILED = {"FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 
 
@@ -57,7 +60,7 @@ def scheduler_state(seen: Seen | None, last_end: Mapping[str, Any] | None) -> tu
             return "failed", f"exit code {last_end['exit']}{ended}"
         return "unknown", "the scheduler does not know the job; `resume` submits it again"
     if seen.state == NO_ANSWER:
-        return "unknown", f"the scheduler does not answer: {seen.reason}"
+        return "unknown", f"{SILENT}: {seen.reason}"
     word = seen.state.split(" ")[0].rstrip("+")  # `CANCELLED by 1000`
     if word == "PENDING":
         if seen.reason == "DependencyNeverSatisfied":

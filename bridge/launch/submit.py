@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
-from bridge.launch.states import ACTIVE, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
+from bridge.launch.states import ACTIVE, SILENT, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
 from bridge.runs import Run, RunElement
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def require_scheduler(profile: Profile, name: str) -> None:
         if missing:
             what = f"this Python has no {' and no '.join(missing)}, which the stages need"
             raise UserError(f"profile {name}: {what}; pip install 'bridge-rl[train]'")
+    elif shutil.which(profile.python) is None:
+        raise UserError(f"profile {name}: python: {profile.python} is no program that can be run")
 
 
 def _note_launch(run: Run, profile: Profile) -> None:
@@ -84,39 +87,38 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
     from bridge.launch import slurm
 
     for state in states:
-        if state.state == "unknown" and state.job and "does not answer" in state.reason:
+        if state.state == "unknown" and state.reason.startswith(SILENT):
             raise WorkFailedError(f"{run.id}: {state.reason}; nothing was submitted, try again later")
-    stale = [s.job for s in states if s.state == "blocked" and s.job]
     sealed = frozenset((s.stage, s.element) for s in states if s.state == "done")
     active = {(key.stage, key.element): job for key, job in active_jobs(states).items()}
     planned = arrays(run.parents(), sealed, active, profile.max_array)
     if not planned:
         return {}
-    slurm.cancel(profile, stale)
+    stale = [s.job for s in states if s.state == "blocked" and s.job]
+    slurm.cancel(profile, [*stale, *slurm.unrecorded(run, profile)])
     _note_launch(run, profile)
     texts = scripts(run.id, list(run.elements.values()), planned, profile)
     submitted: dict[str, str] = {}  # array → job id
-    result: dict[str, list[str]] = {}
     try:
         for array in planned:
-            wanted = dependency(array.after, submitted)
-            jobs = slurm.submit(run, array, texts[array.name], wanted, profile)
-            submitted[array.name] = jobs[0].partition("_")[0]
-            result.setdefault(array.stage, []).append(submitted[array.name])
-            run.note_submission(
-                {
-                    "event": "submit",
-                    "time": time.time(),
-                    "stage": array.stage,
-                    "elements": list(array.elements),
-                    "jobs": jobs,
-                    "dependency": wanted,
-                }
-            )
-    except (WorkFailedError, KeyboardInterrupt):
-        slurm.cancel(profile, list(submitted.values()))
+            _submit_array(run, array, texts[array.name], submitted, profile)
+    except BaseException:  # whatever it was, Ctrl-C too: what was submitted must not run unseen
+        slurm.cancel(profile, [*submitted.values(), *slurm.unrecorded(run, profile)])
         raise
+    result: dict[str, list[str]] = {}
+    for array in planned:
+        result.setdefault(array.stage, []).append(submitted[array.name])
     return result
+
+
+def _submit_array(run: Run, array: Array, script: str, submitted: dict[str, str], profile: Profile) -> None:
+    from bridge.launch import slurm
+
+    wanted = dependency(array.after, submitted)
+    jobs = slurm.submit(run, array, script, wanted, profile)
+    submitted[array.name] = jobs[0].partition("_")[0]
+    facts = {"stage": array.stage, "elements": list(array.elements), "jobs": jobs, "dependency": wanted}
+    run.note_submission({"event": "submit", "time": time.time(), **facts})
 
 
 def dependency(after: Iterable[After], submitted: dict[str, str]) -> str | None:
@@ -199,23 +201,25 @@ def last_line(log: Path) -> str:
 def cancel(run: Run, elements: Sequence[RunElement]) -> list[RunElement]:
     """Cancel elements and everything that waits for them; what was still open among them.
 
-    Sealed artifacts stay. A later launch or resume submits the cancelled elements again.
+    A launch that is under way is waited for, so that nothing is submitted behind the back of this call. Sealed
+    artifacts stay. A later launch or resume submits the cancelled elements again.
     """
     chosen = {Edge(e.stage, e.index) for e in elements}
     for key, element in run.elements.items():
         if chosen & set(element.parents):
             chosen.add(key)
-    states = {Edge(s.stage, s.element): s for s in observe(run)}
-    open_keys = [key for key in run.elements if key in chosen and states[key].state not in ("done", "failed")]
-    if not open_keys:
-        return []
-    run.note_submission({"event": "cancel", "time": time.time(), "keys": [[k.stage, k.element] for k in open_keys]})
-    jobs = {key: job for key in open_keys if (job := states[key].job)}
-    profile = run.profile()
-    if profile.cluster == "local":
-        local.stop(run, jobs)
-    else:
-        from bridge.launch import slurm
+    with run.lock("launch", "launching", wait=True):
+        states = {Edge(s.stage, s.element): s for s in observe(run)}
+        open_keys = [k for k in run.elements if k in chosen and states[k].state not in ("done", "failed", "cancelled")]
+        profile = run.profile()
+        if profile.cluster == "slurm":
+            from bridge.launch import slurm
 
-        slurm.cancel(profile, list(jobs.values()))
+            slurm.cancel(profile, [job for key in open_keys if (job := states[key].job)])
+            slurm.cancel(profile, slurm.unrecorded(run, profile))
+        if not open_keys:
+            return []
+        run.note_submission({"event": "cancel", "time": time.time(), "keys": [list(key) for key in open_keys]})
+        if profile.cluster == "local":
+            local.stop(run, {key: job for key in open_keys if (job := states[key].job)})
     return [run.elements[key] for key in open_keys]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bridge.graph import Edge
@@ -86,19 +87,21 @@ class _Bars:
                 and not state.attempts
             ):
                 continue
-            name = f"{state.stage}/{state.element} {state.label}".strip()
+            name = escape(f"{state.stage}/{state.element} {state.label}".strip())
             if key not in self.tasks:
                 self.tasks[key] = self.bars.add_task(name, total=None, note="")
             task = self.tasks[key]
             if state.state == "running":
                 facts = read_progress(run, Edge(*key))
-                self.bars.update(task, total=facts.get("total"), completed=facts.get("done", 0), note=note(facts))
+                self.bars.update(
+                    task, total=facts.get("total"), completed=facts.get("done", 0), note=escape(note(facts))
+                )
             elif state.state == "done":
                 total = self.bars.tasks[task].total or 1
                 self.bars.update(task, total=total, completed=total, note="sealed")
                 self.bars.stop_task(task)
             else:
-                self.bars.update(task, note=f"{state.state} {state.reason}"[:100])
+                self.bars.update(task, note=escape(f"{state.state} {state.reason}"[:100]))
 
 
 class _Lines:

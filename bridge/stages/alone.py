@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +22,7 @@ from bridge.config.tasks import TaskSettings
 from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import digest
-from bridge.runs import external_digest
+from bridge.runs import code_digest, external_digest, user_path
 from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 
 Json = dict[str, Any]
@@ -95,64 +98,91 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
 
     The work lies in a sibling of `output` until it is sealed, so the same command again goes on where it stopped.
     """
-    import json
-
-    threads = int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
-    limit_threads(threads)
-    from bridge.stages import eval as stage
-
-    pairs = parse_overrides(settings)
-    of_task = [(path.removeprefix("task."), value) for path, value in pairs if path.startswith("task.")]
-    rest = [(path, value) for path, value in pairs if not path.startswith("task.")]
-    raw: Json = {"kind": "eval", "model": model, "data": task, "samples": samples}
-    if limit is not None:
-        raw["limit"] = limit
-    chosen = _validated(EvalSettings, raw, rest, "eval")
+    chosen, of_task = _eval_settings(model, task, samples, limit, settings)
     source = external_digest(model if "/" in model else f"./{model}", "model", "MODEL")
-    work = output.with_name(f".{output.name}.work")
-    is_file = "/" in task or task.endswith((".parquet", ".jsonl"))
-    task_of = task_settings("igsm", []) if is_file else task_settings(task, of_task)
-    data = external_digest(task, "dataset", "--task") if is_file else None
-    identity = [
-        source["digest"],
-        data and data["digest"],
-        task_of.model_dump(mode="json"),
-        chosen.model_dump(mode="json"),
-    ]
-    fingerprint = digest(identity)
+    data = external_digest(task, "dataset", "--task") if _is_file(task) else None
+    parts = [source["digest"], data and data["digest"], of_task.model_dump(mode="json"), chosen.model_dump(mode="json")]
+    fingerprint = digest([*parts, code_digest()])
+    output = user_path(str(output)).absolute()
     found = read_seal(output)
     if found is None or found.fingerprint != fingerprint:
         if output.exists():
             raise UserError(f"{output}: exists already and holds something else; choose another folder")
-        if (work / "fingerprint").is_file() and (work / "fingerprint").read_text(encoding="utf-8") != fingerprint:
+        inputs = {"model": Path(source["path"])} | ({"data": Path(data["path"])} if data else {})
+        with _work_folder(output, fingerprint) as work:
+            _run_eval(work, chosen, of_task, inputs, fingerprint)
+            publish(work / "out", output)
             shutil.rmtree(work)
-        for folder in (work / "out", work / "scratch"):
-            folder.mkdir(parents=True, exist_ok=True)
-        (work / "fingerprint").write_text(fingerprint, encoding="utf-8")
-        folder = Path(data["path"]) if data else _test_split(work / "data", task_of, limit or 500)
-        inputs = {"model": Path(source["path"]), "data": folder}
-        stop = StopFlag()
-        stop.listen()
-        job = Job("eval", chosen, task_of, inputs, work / "out", work / "scratch", threads, stop)
-        try:
-            summary = stage.run(job)
-        except StopEarlyError:
-            raise KeyboardInterrupt from None
-        seal(work / "out", "eval", fingerprint, "bridge-rl eval", summary)
-        publish(work / "out", output)
-        shutil.rmtree(work)
     result: Json = json.loads((output / "eval.json").read_text(encoding="utf-8"))
     return result
 
 
-def _test_split(folder: Path, task: TaskSettings, size: int) -> Path:
+def _is_file(task: str) -> bool:
+    return "/" in task or task.endswith((".parquet", ".jsonl"))
+
+
+def _eval_settings(
+    model: str, task: str, samples: int, limit: int | None, settings: Sequence[str]
+) -> tuple[EvalSettings, TaskSettings]:
+    pairs = parse_overrides(settings)
+    of_task = [(path.removeprefix("task."), value) for path, value in pairs if path.startswith("task.")]
+    rest = [(path, value) for path, value in pairs if not path.startswith("task.")]
+    if _is_file(task) and of_task:
+        raise UserError(f"task.{of_task[0][0]}: --task is a dataset, whose problems are what they are; leave this out")
+    raw: Json = {"kind": "eval", "model": model, "data": task, "samples": samples}
+    if limit is not None:
+        raw["limit"] = limit
+    chosen = _validated(EvalSettings, raw, rest, "eval")
+    return chosen, task_settings("igsm", []) if _is_file(task) else task_settings(task, of_task)
+
+
+@contextmanager
+def _work_folder(output: Path, fingerprint: str) -> Iterator[Path]:
+    """The folder in which `output` is made; what another request left there is thrown away. Held by one process."""
+    work = output.with_name(f".{output.name}.work")
+    try:
+        work.mkdir(exist_ok=True)
+        with (work / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"{output}: another process is making it right now; try again later") from None
+            mark = work / "fingerprint"
+            if not mark.is_file() or mark.read_text(encoding="utf-8") != fingerprint:
+                for name in ("out", "scratch", "data"):
+                    shutil.rmtree(work / name, ignore_errors=True)
+            for name in ("out", "scratch"):
+                (work / name).mkdir(exist_ok=True)
+            mark.write_text(fingerprint, encoding="utf-8")
+            yield work
+    except OSError as error:
+        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def _run_eval(work: Path, chosen: EvalSettings, task: TaskSettings, inputs: Json, fingerprint: str) -> None:
+    threads = int(os.environ.get("BRIDGE_CPUS") or os.cpu_count() or 1)
+    limit_threads(threads)
+    from bridge.stages import eval as stage
+
+    inputs.setdefault("data", work / "data")
+    if inputs["data"] == work / "data":
+        _test_split(work / "data", task, chosen.limit or 500)
+    stop = StopFlag()
+    stop.listen()
+    try:
+        summary = stage.run(Job("eval", chosen, task, inputs, work / "out", work / "scratch", threads, stop))
+    except StopEarlyError:
+        raise KeyboardInterrupt from None
+    seal(work / "out", "eval", fingerprint, "bridge-rl eval", summary)
+
+
+def _test_split(folder: Path, task: TaskSettings, size: int) -> None:
     from bridge.stages import data
 
     if not (folder / "dataset.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         settings = DataSettings(kind="data", split="test", size=size)
         data.run(Job("data", settings, task, {}, folder, folder, 1))
-    return folder
 
 
 # ---- grade, convert, inspect
@@ -162,8 +192,11 @@ def grade_file(source: Path, output: Path) -> str:
     """`bridge-rl grade`: grade the rows of a file; one line about it."""
     from bridge.tasks.grading import grade_rows
 
-    counts = grade_rows(source, output)
-    return f"{output}: {counts}"
+    if not output.name or output.is_dir():
+        raise UserError(f"{str(output)!r}: the output must be a file name, such as graded.jsonl")
+    summary = grade_rows(source, output)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in summary.reasons.items())
+    return f"{output}: {summary.rows} rows, {summary.correct} correct ({reasons or 'the input was empty'})"
 
 
 def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str) -> Json:

@@ -17,7 +17,7 @@ from bridge.config.stages import STAGE_KINDS, StageSettings
 from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 from bridge.graph import Edge
-from bridge.runs import Run, RunElement
+from bridge.runs import Run, RunElement, external_digest
 from bridge.stages.exits import EXIT_FAILED, EXIT_REQUEUE, EXIT_SEALED
 from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 
@@ -74,8 +74,10 @@ def _work(run: Run, element: RunElement, key: Edge, stop: StopFlag) -> None:
     """Inputs → stage program → seal → publish. Everything before `publish` may be killed at any moment."""
     _check_code(run)
     target, work = run.artifact(key), run.work(key)
-    if target.exists():
-        raise UserError(f"{target}: is in the way: it has no valid seal of this run; move it away, then resume")
+    if target.exists():  # damaged, or not ours: nothing is ever lost, so it is moved aside
+        aside = target.with_name(f".{key.element}.damaged-{time.time_ns()}")
+        target.rename(aside)
+        _say(f"{target}: was no whole artifact of this run; it is kept as {aside.name}")
     out, scratch = work / "out", work / "scratch"
     for folder in (out, scratch):
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,6 +120,9 @@ def _inputs(run: Run, element: RunElement) -> dict[str, Path]:
             found[field] = folder
         else:
             found[field] = Path(source.text)
+            recorded = next(e["digest"] for e in run.record["externals"].values() if e["path"] == source.text)
+            if external_digest(source.text, wanted[field], f"{element.name}: {field}")["digest"] != recorded:
+                raise UserError(f"{source.text}: was changed after the launch; launch the experiment again")
             if read_seal(found[field]) is not None:
                 open_artifact(found[field], wanted[field])
     return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from chain import TINY, bridge, bridge_json, tree, write_tiny
+from chain import TINY, bridge, bridge_json, command, tree, write_tiny
 from conftest import Cluster
 
 from bridge.artifacts import open_artifact
@@ -186,3 +189,43 @@ def test_launched_from_inside_a_job_nothing_leaks(cluster: Cluster, tmp_path: Pa
     for path in run.folder.rglob("*"):
         if path.is_file() and path.suffix != ".diff":
             assert b"secret" not in path.read_bytes(), path
+
+
+@pytest.fixture
+def slow_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real sbatch, which answers two seconds late from the second array on: time to interrupt a submission."""
+    real = shutil.which("sbatch")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(
+        f'#!/bin/bash\nanswer=$({real} "$@") || exit\n'
+        f"if [ -e {tmp_path}/once ]; then touch {tmp_path}/twice; sleep 2; fi\ntouch {tmp_path}/once\necho $answer\n",
+        encoding="utf-8",
+    )
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path / "twice"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_launch_is_interrupted_while_it_submits(
+    cluster: Cluster, tmp_path: Path, slow_sbatch: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C takes back everything, the array in flight too; after SIGKILL `cancel` finds what is on no record."""
+    process = subprocess.Popen(
+        command("launch", write_tiny(tmp_path), "--profile", "devcluster"),
+        env={**os.environ, "BRIDGE_RUNS": str(tmp_path / "runs")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    wait_for(slow_sbatch.exists, "the second array to be submitted")
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=60)
+    run = Run(next((tmp_path / "runs").glob("tiny-*")))
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted" in printed
+    else:
+        time.sleep(3)
+        assert len(run.submissions()) == 2  # the launch and the first array; the second is in the queue all the same
+        bridge("cancel", run.id, runs=tmp_path / "runs")
+    wait_for(lambda: not queue(cluster, run), "the queue to be empty", 30)

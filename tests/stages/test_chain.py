@@ -16,6 +16,7 @@ import pytest
 from chain import bridge, bridge_json, command, tree, write_tiny
 
 from bridge.artifacts import open_artifact
+from bridge.graph import Edge
 from bridge.runs import Run
 
 STAGES = {
@@ -228,3 +229,41 @@ def test_cancel_one_stage_leaves_the_rest(tmp_path: Path) -> None:
     states = {name: e["state"] for name, e in over(run, tmp_path).items()}
     assert (states["sft/0"], states["eval/1"]) == ("done", "done")
     assert (states["rl/0"], states["convert_rl/0"], states["eval/2"]) == ("cancelled",) * 3
+
+
+def test_the_queue_process_is_killed(tmp_path: Path) -> None:
+    """Its jobs go on; resume starts another queue that waits for them and finishes the run in one go."""
+    value = bridge_json("launch", write_tiny(tmp_path), "stages.sft.steps=400", "stages.eval.limit=4", runs=tmp_path)
+    run = Run(Path(value["dir"]))
+    wait_for(lambda: len(list(run.work(Edge("sft", 0)).glob("scratch/checkpoints/*.pt"))) > 1, "SFT to save")
+    os.kill(int(value["jobs"]["sft"][0]), signal.SIGKILL)
+    assert bridge_json("status", run.id, runs=tmp_path)["state"] == "running"
+    bridge("resume", run.id, "--wait", runs=tmp_path)
+    assert len(run.attempts(Edge("sft", 0))) == 2  # one start, one end: it was never run twice
+
+
+def test_cancel_from_another_folder_stops_the_process(tmp_path: Path) -> None:
+    """The runs folder is spelled in another way: a link, a relative path."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    words = ("launch", write_tiny(tmp_path), "stages.sft.steps=5000", "--runs", "link")
+    value = json.loads(bridge(*words, "--json", runs=tmp_path, cwd=tmp_path).stdout)
+    run = Run(Path(value["dir"]))
+    wait_for(lambda: run.work(Edge("sft", 0)).exists(), "SFT to begin")
+    bridge("cancel", run.id, runs=tmp_path / "real")
+    find = ["pgrep", "-f", run.id]
+    wait_for(lambda: not subprocess.run(find, capture_output=True, check=False).stdout, "every process to end", 20)
+    assert {s["state"] for n, s in over(run, tmp_path / "real").items() if n.startswith(("sft", "rl/"))} == {
+        "cancelled"
+    }
+
+
+def test_a_damaged_artifact_is_made_again_and_nothing_is_lost(run: Run, runs: Path) -> None:
+    """A file of a sealed artifact is gone: it no longer counts, and resume makes it again."""
+    folder = run.folder / "stages" / "convert_rl" / "0"
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    assert bridge_json("status", run.id, runs=runs)["state"] != "done"
+    bridge("resume", run.id, "--wait", runs=runs)
+    assert (folder / "model.safetensors").read_bytes() == weights
+    assert len(list(folder.parent.glob(".0.damaged-*"))) == 1

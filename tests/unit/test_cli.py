@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,10 @@ from pathlib import Path
 
 import pytest
 from chain import bridge, bridge_json, command, tree, write_tiny
+
+from bridge.graph import Edge
+from bridge.launch.prepare import prepare
+from bridge.runs import create
 
 ROOT = Path(__file__).parents[2]
 EXTERNAL = """\
@@ -267,3 +272,95 @@ def test_a_run_of_another_folder_is_found_by_its_path(tmp_path: Path) -> None:
     value = bridge_json("launch", experiment, runs=tmp_path / "here")
     bridge("cancel", value["dir"], runs=tmp_path / "elsewhere")
     assert bridge_json("status", value["dir"], runs=tmp_path / "elsewhere")["state"] == "cancelled"
+
+
+def test_an_input_that_was_changed_after_the_launch_is_refused_by_the_job(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1?", "response": "2"}\n', encoding="utf-8")
+    run = create(prepare(external(tmp_path, str(rows)), [], "local").request, tmp_path / "runs")
+    rows.write_text('{"prompt": "1+1?", "response": "3"}\n', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge.stages", str(run.folder), "sft", "0"],
+        cwd=run.folder / "code", env={**os.environ, "PYTHONPATH": str(run.folder / "code")}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "was changed after the launch" in run.attempts(Edge("sft", 0))[-1]["reason"]
+
+
+def test_the_record_holds_the_experiment_as_it_was_run(tmp_path: Path) -> None:
+    run = create(prepare(write_tiny(tmp_path), ["stages.sft.steps=5", "seed=3"], "local").request, tmp_path / "runs")
+    experiment = run.record["experiment"]
+    assert (experiment["stages"]["sft"]["steps"], experiment["seed"]) == (5, 3)
+    assert run.record["overrides"] == ["stages.sft.steps=5", "seed=3"]
+
+
+def test_a_percent_sign_in_the_runs_folder_is_refused(tmp_path: Path) -> None:
+    assert "no % in its path" in bridge("launch", write_tiny(tmp_path), runs=tmp_path / "50%a", check=2).stderr
+
+
+def test_a_limit_that_leaves_no_time_is_refused(tmp_path: Path) -> None:
+    words = ("plan", write_tiny(tmp_path), "stages.sft.resources.time=2m", "--profile", "devcluster")
+    assert (
+        "'sft' has a limit of 2m, but is told to save and stop 120 s before"
+        in bridge(*words, runs=tmp_path, check=2).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 1}', '{"format": 99, "stages": [], "profile": {}, "created": ""}']
+)
+def test_a_damaged_record_hides_no_other_run(tmp_path: Path, text: str) -> None:
+    run = create(prepare(write_tiny(tmp_path), [], "local").request, tmp_path / "runs")
+    (tmp_path / "runs" / "broken-1").mkdir()
+    (tmp_path / "runs" / "broken-1" / "run.json").write_text(text, encoding="utf-8")
+    listed = {item["run"]: item["state"] for item in bridge_json("status", runs=tmp_path / "runs")}
+    assert listed == {"broken-1": "damaged", run.id: "unknown"}
+    assert "broken-1" in bridge("status", "broken", runs=tmp_path / "runs", check=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("status", "~nouser/x"), "is no usable path"),
+        (("status", "x" * 300), "is no usable path"),
+        (("plan", "tiny.yaml", "stages.sft.data=~nouser/x"), "is no usable path"),
+        (("grade", "rows.jsonl", "-o", "."), "must be a file name"),
+        (("eval", "./model", "--task", "./x.jsonl", "-o", "out", "task.ops=[1,2]"), "leave this out"),
+        (("launch", "tiny.yaml", "--profile", "./nopython.yaml"), "/nope/python"),
+    ],
+)
+def test_more_requests_that_cannot_be_served(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    write_tiny(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "nopython.yaml").write_text("cluster: local\npython: /nope/python\n", encoding="utf-8")
+    done = bridge(*words, runs=tmp_path / "runs", check=2, cwd=tmp_path)
+    assert message in done.stderr
+    assert "fault of bridge-rl" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_closed_standard_output_is_no_fault(tmp_path: Path) -> None:
+    text = f"{sys.executable} -m bridge status --runs {tmp_path} --json > /dev/full"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.4, 0.8])
+def test_ctrl_c_at_any_moment_of_a_launch_leaves_nothing_running(tmp_path: Path, delay: float) -> None:
+    process = subprocess.Popen(
+        command("launch", write_tiny(tmp_path), "stages.sft.steps=5000", "--wait"),
+        env={**os.environ, "BRIDGE_RUNS": str(tmp_path)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT)  # the second: before Python could catch anything
+    if process.returncode == 130:
+        assert "interrupted" in printed
+    deadline = time.monotonic() + 20
+    find = ["pgrep", "-f", f"{tmp_path}/tiny-"]
+    while subprocess.run(find, capture_output=True, check=False).stdout:
+        assert time.monotonic() < deadline, "something goes on"
+        time.sleep(0.1)

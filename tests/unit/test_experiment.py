@@ -98,6 +98,12 @@ def test_an_override_wins_over_the_file() -> None:
         ("sweep={nothing.here: [1]}", "sweep over 'nothing.here': there is no setting 'nothing'"),
         ("sweep={seed: 3}", "sweep: must map setting paths to non-empty lists"),
         ("sweep={seed: []}", "sweep: must map setting paths to non-empty lists"),
+        ("stages.sft.lr=.inf", "stages.sft.lr: input should be a finite number"),
+        ("stages.sft.betas=[5, -1]", "stages.sft.betas.0: input should be less than 1"),
+        ("seed=99999999999999999999", "seed: input should be less than 4294967296"),
+        ("stages.sft.resources.time=0s", "resources.time: must be a time such as 12h"),
+        ("stages.sft.resources.time=12:00:00", "resources.time: must be a time such as 12h"),
+        ("stages.sft.resources.mem=0K", "resources.mem: must be a size such as 32G"),
         ("sweep={name: [a, b]}", "sweep: 'name' cannot be swept over"),
     ],
 )
@@ -145,3 +151,13 @@ def test_the_input_is_not_changed() -> None:
     before = copy.deepcopy(raw)
     points(raw, parse_overrides(["stages.sft.lr=1.0"]), "exp.yaml", TEXT)
     assert raw == before
+
+
+def test_an_override_of_what_the_sweep_sets_is_refused() -> None:
+    with pytest.raises(UserError, match="the override seed: the sweep sets this too"):
+        build(TEXT + "sweep: {seed: [1, 2]}\n", "seed=3")
+
+
+@pytest.mark.parametrize("text", ["0x_", "9" * 5000, "[" * 3000])
+def test_strange_values_are_text_and_no_crash(text: str) -> None:
+    assert scalar(text) == text

@@ -166,3 +166,16 @@ def test_ranges_say_exactly_these_numbers(numbers: set[int]) -> None:
 def test_a_model_from_scratch_needs_a_stage_that_builds_a_tokenizer() -> None:
     with pytest.raises(UserError, match=r"stages\.train\.tokenizer: must be true"):
         graph("stages.train.tokenizer=false")
+
+
+def test_a_sweep_may_change_the_shape_of_the_graph() -> None:
+    """Inputs that are swept over: every point gets the stages, the converts and the evaluations that it needs."""
+    built = graph("sweep={stages.eval.model: [[sft], [sft, rl]]}")
+    assert [e.label for e in built.stage("eval").elements] == ["sft", 'rl model=["sft","rl"]']
+    assert built.stage("convert_rl").elements
+    swapped = graph("sweep={stages.eval.model: [[sft, rl], [sft]]}")
+    assert len(swapped.stage("eval").elements) == 2
+    started = graph("sweep={stages.rl.model: [$model, sft]}", "stages.eval.model=[rl]")
+    assert [dict(e.inputs)["model"] for e in started.stage("rl").elements] == [Edge("base", 0), Edge("convert_sft", 0)]
+    assert [e.label for e in started.stage("eval").elements] == ["rl model=$model", "rl model=sft"]
+    assert len(arrays(started.parents())) > 0
