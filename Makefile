@@ -15,7 +15,7 @@ demo: $(VENV)/.train       ## The whole chain on this machine, in about five min
 
 test: $(VENV)/.dev         ## Every check: lint, types, tests, the real Slurm of slurm/devcluster
 	$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slurm"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slurm"
 	$(BIN)/pytest -m slurm
 
 lint: $(VENV)/.dev         ## Style and types
