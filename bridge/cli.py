@@ -146,7 +146,8 @@ def launch(
     """Submit an experiment. The same experiment again goes on where the run stands, and repeats nothing."""
     from bridge.launch.prepare import prepare
     from bridge.launch.submit import require_scheduler
-    from bridge.runs import create, runs_folder
+    from bridge.record import create
+    from bridge.runs import runs_folder
 
     planned = prepare(experiment, settings or [], profile)
     require_scheduler(planned.profile, profile)
@@ -234,7 +235,8 @@ def demo(
     from bridge.launch.prepare import prepare, shipped
     from bridge.launch.submit import launch as submit
     from bridge.launch.submit import require_scheduler
-    from bridge.runs import create, runs_folder
+    from bridge.record import create
+    from bridge.runs import runs_folder
 
     experiment = shipped("jobs", "demo.yaml")
     if experiment is None:

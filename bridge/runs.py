@@ -14,28 +14,20 @@ RUNS/NAME-ID/
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
-import platform
-import shutil
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bridge
-from bridge.artifacts import file_digest, is_sealed
+from bridge.artifacts import is_sealed
 from bridge.config.words import nearest
 from bridge.errors import UserError
-from bridge.graph import Edge, External, Graph, digest, fingerprints
+from bridge.graph import Edge, External
 
 if TYPE_CHECKING:
     from bridge.config.profile import Profile
@@ -43,7 +35,6 @@ if TYPE_CHECKING:
 RECORD = "run.json"
 FORMAT = 1
 LOCK_PATIENCE = 0.5  # seconds; `locked` holds a lock for an instant too
-PACKAGES = ("torch", "transformers", "tokenizers", "vllm", "deepspeed", "numpy", "pyarrow", "safetensors", "submitit")
 
 Json = dict[str, Any]
 
@@ -99,7 +90,7 @@ class Run:
     @cached_property
     def elements(self) -> dict[Edge, RunElement]:
         """Every element, stages in the order of the graph."""
-        return {Edge(e.stage, e.index): e for e in _read_elements(self.record["stages"])}
+        return {Edge(e.stage, e.index): e for e in read_elements(self.record["stages"])}
 
     def parents(self) -> dict[str, tuple[tuple[Edge, ...], ...]]:
         """The edges, as `graph.arrays` wants them."""
@@ -187,7 +178,8 @@ class Run:
             return False
 
 
-def _read_elements(stages: Sequence[Json]) -> Iterator[RunElement]:
+def read_elements(stages: Sequence[Json]) -> Iterator[RunElement]:
+    """The elements of a record's `stages`."""
     for stage in stages:
         for index, item in enumerate(stage["elements"]):
             inputs = {
@@ -275,229 +267,3 @@ def open_run(text: str, runs: Path) -> Run:
 def all_runs(runs: Path) -> list[Run]:
     """Every run in a folder, oldest first."""
     return [Run(path.parent) for path in sorted(runs.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)]
-
-
-# ---- inputs from outside
-
-
-def external_digests(graph: Graph) -> dict[str, Json]:
-    """For each external input its absolute path (or hub name) and a digest of its content.
-
-    Raises:
-        UserError: it is not there, or is not what its stage wants.
-    """
-    found: dict[str, Json] = {}
-    for stage, _, element in graph.all_elements():
-        for field, source in element.inputs:
-            if isinstance(source, External):
-                wanted = type(element.settings).input_kinds[field]
-                found[source.text] = external_digest(source.text, wanted, f"stages.{stage}.{field}")
-    return found
-
-
-def external_digest(text: str, wanted: str, where: str) -> Json:
-    """The absolute path (or hub name) of one input, and a digest of its content. `where` is for messages."""
-    path = user_path(text).absolute()
-    if path.is_dir():
-        return {"path": str(path), "digest": _folder_digest(path, wanted, where)}
-    if path.is_file() and wanted == "dataset":
-        if path.suffix not in (".parquet", ".jsonl"):
-            raise UserError(f"{where}: {text}: a data file must be .parquet or .jsonl, or an artifact folder")
-        return {"path": str(path), "digest": file_digest(path)}
-    if path.exists():
-        raise UserError(f"{where}: {text}: is no folder; a {wanted} is wanted")
-    if wanted == "model" and text.count("/") == 1 and not text.startswith((".", "~", "/")):
-        return {"path": text, "digest": digest(["hub", text])}  # a hub name; transformers looks it up
-    raise UserError(f"{where}: {text}: there is no such file or folder")
-
-
-def _folder_digest(path: Path, wanted: str, where: str) -> str:
-    from bridge.artifacts import SEAL, open_artifact
-
-    if (path / SEAL).exists():
-        try:
-            return open_artifact(path, wanted, digests=False).fingerprint
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-    if wanted != "model":
-        raise UserError(f"{where}: {path}: is no artifact: it has no {SEAL}; a {wanted} is wanted")
-    if not (path / "config.json").is_file():
-        raise UserError(f"{where}: {path}: is no model folder: it has no config.json")
-    weights = [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]
-    if not weights:
-        raise UserError(f"{where}: {path}: is a model folder without weights (no *.safetensors, no pytorch_model*.bin)")
-    files = sorted(p for p in path.iterdir() if p.is_file())
-    return digest([[p.name, file_digest(p)] for p in files])
-
-
-# ---- a new run
-
-
-def code_files() -> dict[str, Path]:
-    """The package's own files: relative name → path."""
-    root = Path(bridge.__file__).parent
-    found = {}
-    for path in sorted(root.rglob("*")):
-        inside = path.relative_to(root)
-        if path.is_file() and "__pycache__" not in inside.parts and inside.parts[0] != "_shipped":
-            found[f"bridge/{inside.as_posix()}"] = path
-    return found
-
-
-def code_digest() -> str:
-    """SHA-256 over names and contents of the package's files."""
-    return digest([[name, file_digest(path)] for name, path in code_files().items()])
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything that defines a run, resolved; from it the same id always follows."""
-
-    graph: Graph
-    text: str
-    """The experiment file."""
-    source: str
-    """Where it came from, for people."""
-    experiment: Json
-    """The experiment with overrides applied."""
-    overrides: Sequence[str]
-    profile_name: str
-    profile: Json
-    externals: Mapping[str, Json]
-    code: str
-    """Digest of the code."""
-
-    def fingerprints(self) -> dict[tuple[str, int], str]:
-        return fingerprints(self.graph, self.code, {text: e["digest"] for text, e in self.externals.items()})
-
-    @property
-    def run_id(self) -> str:
-        """NAME-ID, from the fingerprints and the profile name: a limit changed in the profile keeps the run."""
-        prints = sorted(f"{stage}/{index}/{mark}" for (stage, index), mark in self.fingerprints().items())
-        return f"{self.graph.name}-{digest([prints, self.profile_name])[:8]}"
-
-
-def create(request: Request, runs: Path) -> Run:
-    """The run directory for a request: the one that is there already, or a new one, published by one rename."""
-    if "%" in str(runs):
-        raise UserError(f"{runs}: the runs folder must have no % in its path (Slurm and submitit fill such in)")
-    run = Run(runs / request.run_id)
-    if (run.folder / RECORD).is_file():
-        return run
-    temporary = runs / f".{run.id}.{os.getpid()}.tmp"
-    try:
-        runs.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        _fill(temporary, request, run.id)
-        try:
-            temporary.rename(run.folder)
-        except OSError:
-            if not (run.folder / RECORD).is_file():  # else another launch made the same run a moment earlier
-                raise
-    except OSError as error:
-        raise UserError(
-            f"{runs}: the runs folder cannot be written: {error.strerror}; choose another with --runs or BRIDGE_RUNS"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return run
-
-
-def _fill(folder: Path, request: Request, run_id: str) -> None:
-    for name, path in code_files().items():
-        target = folder / "code" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    commit, diff = _git_state()
-    if diff:
-        (folder / "code" / "uncommitted.diff").write_bytes(diff)
-    for sub in ("stages", "scripts", "logs", "attempts", "locks"):
-        (folder / sub).mkdir()
-    (folder / "experiment.yaml").write_text(request.text, encoding="utf-8")
-    record = {
-        "format": FORMAT,
-        "run": run_id,
-        "name": request.graph.name,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "source": request.source,
-        "overrides": list(request.overrides),
-        "experiment": request.experiment,
-        "profile_name": request.profile_name,
-        "profile": request.profile,
-        "externals": dict(request.externals),
-        "code": {"digest": request.code, "commit": commit, "uncommitted_changes": bool(diff)},
-        "versions": _versions(),
-        "launched_by": {"user": _user(), "host": socket.gethostname(), "command": sys.argv},
-        "stages": _stages(request),
-    }
-    with (folder / RECORD).open("w", encoding="utf-8") as file:
-        json.dump(record, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _stages(request: Request) -> list[Json]:
-    prints = request.fingerprints()
-    return [
-        {
-            "name": node.name,
-            "kind": node.kind,
-            "output": node.elements[0].settings.output,
-            "elements": [
-                {
-                    "label": element.label,
-                    "settings": element.settings.model_dump(mode="json"),
-                    "task": element.task.model_dump(mode="json"),
-                    "inputs": {
-                        field: {"stage": source.stage, "element": source.element}
-                        if isinstance(source, Edge)
-                        else {"path": request.externals[source.text]["path"]}
-                        for field, source in element.inputs
-                    },
-                    "fingerprint": prints[node.name, index],
-                }
-                for index, element in enumerate(node.elements)
-            ],
-        }
-        for node in request.graph.stages
-    ]
-
-
-def recorded_elements(request: Request) -> list[RunElement]:
-    """The elements of a request as a run's record would hold them."""
-    return list(_read_elements(_stages(request)))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
-        return str(os.getuid())
-
-
-def _versions() -> Json:
-    found: Json = {"bridge-rl": bridge.__version__, "python": platform.python_version(), "system": platform.platform()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def _git_state() -> tuple[str | None, bytes]:
-    """Commit and uncommitted changes of the checkout that the code comes from; (None, b"") outside of one."""
-    root = Path(bridge.__file__).parent
-
-    def git(*words: str) -> bytes | None:
-        try:
-            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, timeout=30, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
-
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None, b""  # installed from a wheel, perhaps below somebody else's checkout
-    commit = git("rev-parse", "HEAD")
-    return commit.decode().strip() if commit else None, git("diff", "HEAD", "--", ".") or b""

@@ -84,7 +84,9 @@ class Queue:
         while True:
             self.collect()
             self.heed_launches()
-            self.start_what_is_ready()
+            with self.run.lock("note", "starting", wait=True):  # a cancel falls before this or sees what was started
+                self.over |= cancelled(self.run)
+                self.start_what_is_ready()
             if not self.running and not self.strangers():
                 ending.enter_context(self.run.lock("note", "ending", wait=True))
                 if _launches(self.run) == self.launches:
@@ -110,7 +112,6 @@ class Queue:
         if launches != self.launches:
             self.launches = launches
             self.over.clear()
-        self.over |= cancelled(self.run)
 
     def start_what_is_ready(self) -> None:
         """Start elements whose inputs are sealed, as far as cores allow."""
@@ -129,8 +130,6 @@ class Queue:
                 return  # what comes later in the graph does not overtake: a small job would keep a large one waiting
             self.running[key] = _submit(self.run, element, need, self.profile, cpus)
             self.used[key] = cpus
-            if key in cancelled(self.run):  # in the moment before the job was on record
-                stop(self.run, {key: self.running[key].job_id})
 
 
 def _submit(run: Run, element: RunElement, need: Allocation, profile: Profile, cpus: int) -> Job[None]:

@@ -18,7 +18,8 @@ from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
 from bridge.launch.script import minutes
-from bridge.runs import Json, Request, code_digest, external_digests
+from bridge.record import Request, code_digest, external_digests
+from bridge.runs import Json
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from bridge.graph import Array, Edge, arrays, ranges
 from bridge.launch.states import ACTIVE, ElementState, run_state
 from bridge.launch.submit import observe, scripts
 from bridge.launch.watch import note, read_progress
-from bridge.runs import Run, recorded_elements
+from bridge.record import recorded_elements
+from bridge.runs import Run
 
 if TYPE_CHECKING:
     from bridge.launch.prepare import Plan

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from bridge.config.profile import Profile
 
 
+CLOSED = ("done", "failed", "cancelled")  # nothing of these is queued or running
+
+
 def scripts(run_id: str, elements: Sequence[RunElement], planned: Sequence[Array], profile: Profile) -> dict[str, str]:
     """The sbatch script of each array. Pure: what `plan --scripts` shows is what `launch` submits."""
     from bridge.config.profile import allocation
@@ -209,17 +212,17 @@ def cancel(run: Run, elements: Sequence[RunElement]) -> list[RunElement]:
         if chosen & set(element.parents):
             chosen.add(key)
     with run.lock("launch", "launching", wait=True):
-        states = {Edge(s.stage, s.element): s for s in observe(run)}
-        open_keys = [k for k in run.elements if k in chosen and states[k].state not in ("done", "failed", "cancelled")]
+        with run.lock("note", "cancelling", wait=True):
+            states = {Edge(s.stage, s.element): s for s in observe(run)}
+            open_keys = [k for k in run.elements if k in chosen and states[k].state not in CLOSED]
+            jobs = {key: job for key in open_keys if (job := states[key].job)}
+            if open_keys:
+                run.note_submission({"event": "cancel", "time": time.time(), "keys": [list(key) for key in open_keys]})
         profile = run.profile()
-        if profile.cluster == "slurm":
+        if profile.cluster == "local":
+            local.stop(run, jobs)
+        else:
             from bridge.launch import slurm
 
-            slurm.cancel(profile, [job for key in open_keys if (job := states[key].job)])
-            slurm.cancel(profile, slurm.unrecorded(run, profile))
-        if not open_keys:
-            return []
-        run.note_submission({"event": "cancel", "time": time.time(), "keys": [list(key) for key in open_keys]})
-        if profile.cluster == "local":
-            local.stop(run, {key: job for key in open_keys if (job := states[key].job)})
+            slurm.cancel(profile, [*jobs.values(), *slurm.unrecorded(run, profile)])
     return [run.elements[key] for key in open_keys]

@@ -22,7 +22,8 @@ from bridge.config.tasks import TaskSettings
 from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import digest
-from bridge.runs import code_digest, external_digest, user_path
+from bridge.record import code_digest, external_digest
+from bridge.runs import user_path
 from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 
 Json = dict[str, Any]

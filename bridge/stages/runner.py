@@ -17,7 +17,8 @@ from bridge.config.stages import STAGE_KINDS, StageSettings
 from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 from bridge.graph import Edge
-from bridge.runs import Run, RunElement, external_digest
+from bridge.record import external_digest
+from bridge.runs import Run, RunElement
 from bridge.stages.exits import EXIT_FAILED, EXIT_REQUEUE, EXIT_SEALED
 from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 

@@ -18,7 +18,7 @@ from chain import bridge, bridge_json, command, tree, write_tiny
 
 from bridge.graph import Edge
 from bridge.launch.prepare import prepare
-from bridge.runs import create
+from bridge.record import create
 
 ROOT = Path(__file__).parents[2]
 EXTERNAL = """\

@@ -17,12 +17,24 @@ TIERS = [
     {"cli", "__main__"},
     {"launch", "stages"},
     {"report", "train", "rollout", "convert", "behaviors", "tasks", "metrics"},
-    {"graph", "runs", "artifacts"},
+    {"graph", "record", "runs", "artifacts"},
     {"config"},
     {"errors", "progress"},
 ]
 TIER = {name: number for number, names in enumerate(TIERS) for name in names}
-NO_TORCH = {"cli", "launch", "convert", "metrics", "tasks", "behaviors", "graph", "runs", "artifacts", "config"}
+NO_TORCH = {
+    "cli",
+    "launch",
+    "convert",
+    "metrics",
+    "tasks",
+    "behaviors",
+    "graph",
+    "record",
+    "runs",
+    "artifacts",
+    "config",
+}
 
 
 def part_of(path: Path) -> str:
