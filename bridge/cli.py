@@ -323,7 +323,9 @@ def data(
     size: Annotated[int, typer.Option(min=1, help="Number of rows.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="Where to write.")],
     seed: Annotated[int, typer.Option(help="Draws the problems and the wording.")] = 0,
-    settings: Settings = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as ops=[15,20] or behavior=bridge.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one split of a task. KEY=VALUE sets the task's settings, or `behavior`."""
@@ -334,17 +336,21 @@ def data(
 
 
 @app.command(
-    "eval", epilog="Example: bridge-rl eval out/model --task test.parquet --samples 8 -o out/eval temperature=0.7"
+    "eval", epilog="Example: bridge-rl eval ./model --task test.parquet --samples 8 -o ./scores temperature=0.7"
 )
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder or a hub name.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, or a hub name with its owner (OWNER/NAME).")
+    ],
     task: Annotated[
         str, typer.Option(metavar="T", help="A task (igsm), a dataset artifact, or a .parquet/.jsonl file.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the evaluation goes.")],
     samples: Annotated[int, typer.Option(min=1, help="Answers per problem.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    settings: Settings = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as temperature=0.7 or task.ops=[3,5].")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Sample, grade and score a model. KEY=VALUE sets the stage's settings; `task.KEY=VALUE` the task's."""
@@ -379,7 +385,7 @@ def grade(
     _say(alone.grade_file(source, output))
 
 
-@app.command(epilog="Example: bridge-rl convert runs/x/stages/sft/0/checkpoint.pt out/model --dtype bfloat16")
+@app.command(epilog="Example: bridge-rl convert runs/x/stages/sft/0/checkpoint.pt ./model --dtype bfloat16")
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A checkpoint file, or the folder that holds it.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],

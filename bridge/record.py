@@ -62,7 +62,7 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
         raise UserError(f"{where}: {text}: is no folder; a {wanted} is wanted")
     if wanted == "model" and text.count("/") == 1 and not text.startswith((".", "~", "/")):
         return {"path": text, "digest": digest(["hub", text])}  # a hub name; transformers looks it up
-    raise UserError(f"{where}: {text}: there is no such file or folder")
+    raise UserError(f"{where}: {text}: there is no such file or folder ({path})")
 
 
 def _folder_digest(path: Path, wanted: str, where: str) -> str:

@@ -72,7 +72,7 @@ def _packages(python: str) -> Iterator[Check]:
     yield Check("python of the jobs", True, python)
     for package, version in json.loads(done.stdout).items():
         yield Check(
-            package, version is not None, version or "not installed", f"{python} -m pip install 'bridge-rl[train]'"
+            package, version is not None, version or "not installed", "install bridge-rl with its extra `train` there"
         )
 
 
@@ -116,7 +116,12 @@ def _slurm(profile: Profile) -> Iterator[Check]:
     known = slurm.call(profile, ["sinfo", "-h", "-o", "%R"]).split()
     wanted = {a.partition for a in (profile.defaults, *profile.stages.values()) if a.partition}
     unknown = sorted(wanted - set(known))
-    yield Check("partitions", not unknown, f"{', '.join(known)}", f"the profile names {unknown}, which do not exist")
+    yield Check(
+        "partitions",
+        not unknown,
+        f"{', '.join(known)}",
+        f"in the profile, name one of these instead of {', '.join(unknown)}",
+    )
     lines = slurm.call(profile, ["scontrol", "show", "config"]).splitlines()
     limit = next((int(line.split("=")[1]) for line in lines if line.startswith("MaxArraySize")), 0)
     right = profile.max_array <= limit

@@ -92,9 +92,10 @@ def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:
         for field, source in element.inputs:
             if isinstance(source, External) and source.text.endswith((".jsonl", ".parquet")):
                 wanted = "response" if isinstance(element.settings, SftSettings) else "gold"
-                for row in read_examples(Path(externals[source.text]["path"])):
+                path = externals[source.text]["path"]
+                for number, row in enumerate(read_examples(Path(path)), 1):
                     if not getattr(row, wanted):
-                        raise UserError(f"stages.{stage}.{field}: {source.text}: row {row.id} has no {wanted}")
+                        raise UserError(f"stages.{stage}.{field}: {path}: row {number} has no {wanted}")
 
 
 def load_profile(name: str) -> Profile:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bridge.artifacts import open_artifact
 from bridge.errors import UserError
-from bridge.graph import Edge
+from bridge.graph import Edge, canonical
 from bridge.launch.show import console
 from bridge.progress import duration
 from bridge.runs import Run
@@ -33,12 +33,14 @@ def _verdicts(folder: Path) -> tuple[dict[str, list[bool]], dict[str, list[str |
     import pyarrow.parquet as pq
 
     open_artifact(folder, "eval")
-    rows = pq.read_table(folder / "samples.parquet", columns=["question", "sample", "correct", "answer"]).to_pylist()
+    columns = ["question", "prompt", "gold", "sample", "correct", "answer"]
+    rows = pq.read_table(folder / "samples.parquet", columns=columns).to_pylist()
     correct: dict[str, list[bool]] = {}
     answers: dict[str, list[str | None]] = {}
     for row in sorted(rows, key=lambda r: (r["question"], r["sample"])):
-        correct.setdefault(row["question"], []).append(row["correct"])
-        answers.setdefault(row["question"], []).append(row["answer"])
+        asked = canonical([row["question"], row["prompt"], row["gold"]])  # a row number alone names no question
+        correct.setdefault(asked, []).append(row["correct"])
+        answers.setdefault(asked, []).append(row["answer"])
     return correct, answers
 
 

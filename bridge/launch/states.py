@@ -76,6 +76,8 @@ def scheduler_state(seen: Seen | None, last_end: Mapping[str, Any] | None) -> tu
         return "cancelled", seen.state
     if word == "COMPLETED":
         return "failed", f"COMPLETED, but the artifact was never sealed{ended}"
+    if word == "FAILED" and not seen.reason and last_end:
+        return "failed", f"exit code {last_end['exit']}{ended}"
     if word in _FAILED:
         return "failed", f"{word}{f' ({seen.reason})' if seen.reason else ''}{ended}"
     return "unknown", seen.state

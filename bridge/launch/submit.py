@@ -56,17 +56,18 @@ def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]
 
 
 def require_scheduler(profile: Profile, name: str) -> None:
-    """UserError when the scheduler, or what jobs on this machine import, is not there. Asked before a run is made."""
+    """UserError when the scheduler, or what jobs import, is not there. Asked before a run is made."""
     if profile.cluster == "slurm":
         from bridge.launch import slurm
 
         slurm.require_slurm(profile, name)
-    elif profile.python is None:
+    if profile.python is None:
         missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
         if missing:
-            what = f"this Python has no {' and no '.join(missing)}, which the stages need"
-            raise UserError(f"profile {name}: {what}; pip install 'bridge-rl[train]'")
-    elif shutil.which(profile.python) is None:
+            what = f"jobs would run {sys.executable}, which has no {' and no '.join(missing)}"
+            remedy = "install bridge-rl with its extra `train` there, or name another `python` in the profile"
+            raise UserError(f"profile {name}: {what}; {remedy}")
+    elif profile.cluster == "local" and shutil.which(profile.python) is None:
         raise UserError(f"profile {name}: python: {profile.python} is no program that can be run")
 
 
@@ -107,6 +108,7 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
             _submit_array(run, array, texts[array.name], submitted, profile)
     except BaseException:  # whatever it was, Ctrl-C too: what was submitted must not run unseen
         slurm.cancel(profile, [*submitted.values(), *slurm.unrecorded(run, profile)])
+        sys.stderr.write(f"{run.id}: the launch was broken off; what it had submitted is cancelled\n")
         raise
     result: dict[str, list[str]] = {}
     for array in planned:

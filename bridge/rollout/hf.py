@@ -82,6 +82,8 @@ class TransformersEngine:
         longest = max((len(prompt) for prompt in prompts), default=0)
         if any(not prompt for prompt in prompts):
             raise UserError("a prompt has no tokens, so nothing can be sampled after it")
+        if longest >= self._positions:
+            raise UserError(f"the longest prompt has {longest} tokens, but the model has {self._positions} positions")
         if longest + sampling.max_new_tokens > self._positions:
             raise UserError(
                 f"the longest prompt has {longest} tokens; with max_new_tokens {sampling.max_new_tokens} that is more "

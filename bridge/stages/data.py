@@ -52,7 +52,8 @@ def write_split(
 
     temporary = path.with_name(path.name + ".tmp")
     try:
-        rows = write_table(counted(), data.split, task.name, temporary)
+        facts = {"answer_kind": source.answer_kind, "response_prefix": source.response_prefix}
+        rows = write_table(counted(), data.split, task.name, temporary, facts)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from bridge.errors import UserError
 from bridge.tasks.base import Example, Split
 from bridge.tasks.frames import Message
 
+FACTS = b"bridge"  # key of the file metadata
 ROWS_AT_ONCE = 5_000  # rows in memory, and in one row group
 
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -39,9 +40,15 @@ RL_SCHEMA = pa.schema(
 )
 
 
-def write_table(rows: Iterable[Example], split: Split, source: str, path: Path) -> int:
-    """Write rows with the schema of their split, a few thousand at a time; returns their number."""
+def write_table(
+    rows: Iterable[Example], split: Split, source: str, path: Path, facts: Mapping[str, str] | None = None
+) -> int:
+    """Write rows with the schema of their split, a few thousand at a time; returns their number.
+
+    `facts` about all rows (how responses begin, how answers compare) travel in the file's metadata.
+    """
     schema, record = (SFT_SCHEMA, _sft_record) if split == "sft" else (RL_SCHEMA, _rl_record)
+    schema = schema.with_metadata({FACTS: json.dumps(dict(facts or {}))})
     count = 0
     iterator = iter(rows)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -67,6 +74,19 @@ def _rl_record(row: Example, source: str) -> dict[str, object]:
         "reward_model": {"style": "rule", "ground_truth": int(row.gold)},
         "extra_info": {"num_ops": row.extra["num_ops"], "answer": row.response},
     }
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """What `write_table` was told about all rows of a dataset; empty for a file that it did not write."""
+    file = path / "data.parquet" if path.is_dir() else path
+    if file.suffix != ".parquet":
+        return {}
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+        value: dict[str, str] = json.loads(metadata.get(FACTS, b"{}"))
+    except (OSError, ValueError, pa.ArrowInvalid):
+        return {}
+    return value
 
 
 def read_examples(path: Path) -> list[Example]:

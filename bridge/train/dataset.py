@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 from bridge.tasks import Example, load_task
 from bridge.tasks.grading import canonical
-from bridge.tasks.tables import read_examples
+from bridge.tasks.tables import read_examples, read_facts
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,16 @@ class Dataset:
 
     def responses(self) -> list[str]:
         """Every worked solution. Raises UserError where one is missing."""
-        for example in self.examples:
+        for number, example in enumerate(self.examples, 1):
             if example.response is None:
-                raise UserError(f"{self.path}: row {example.id} has no worked solution to learn from")
+                raise UserError(f"{self.path}: row {number} has no worked solution (`response`) to learn from")
         return [example.response or "" for example in self.examples]
 
     def golds(self) -> list[str]:
         """Every right answer. Raises UserError where one is missing or is no answer of `answer_kind`."""
-        for example in self.examples:
+        for number, example in enumerate(self.examples, 1):
             if not example.gold:
-                raise UserError(f"{self.path}: row {example.id} has no right answer to grade against")
+                raise UserError(f"{self.path}: row {number} has no right answer (`gold`) to grade against")
             try:
                 canonical(example.gold, self.answer_kind)
             except UserError as error:
@@ -45,14 +44,13 @@ class Dataset:
 
 
 def read_dataset(path: Path, task: TaskSettings, limit: int | None = None) -> Dataset:
-    """Read a dataset artifact or a user's own file; `dataset.json` beside the rows wins over the task's own facts.
+    """Read a dataset artifact, a file that `bridge-rl data` wrote, or a user's own file.
+
+    The first two say how their responses begin and how answers compare. In a user's own file responses begin as they
+    are written, and answers compare as those of the task.
 
     Raises UserError for what is no dataset, for an empty one, and for a broken row, which is named.
     """
-    examples = read_examples(path)[:limit]
-    facts_file = path / "dataset.json" if path.is_dir() else path.with_name("dataset.json")
-    if facts_file.is_file():
-        facts = json.loads(facts_file.read_text(encoding="utf-8"))
-        return Dataset(path, examples, facts["answer_kind"], facts["response_prefix"])
-    source = load_task(task)
-    return Dataset(path, examples, source.answer_kind, source.response_prefix)
+    facts = read_facts(path)
+    kind = facts.get("answer_kind") or load_task(task).answer_kind
+    return Dataset(path, read_examples(path)[:limit], kind, facts.get("response_prefix", ""))

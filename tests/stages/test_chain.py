@@ -267,3 +267,34 @@ def test_a_damaged_artifact_is_made_again_and_nothing_is_lost(run: Run, runs: Pa
     bridge("resume", run.id, "--wait", runs=runs)
     assert (folder / "model.safetensors").read_bytes() == weights
     assert len(list(folder.parent.glob(".0.damaged-*"))) == 1
+
+
+def test_a_copied_data_file_scores_as_in_the_run(run: Run, runs: Path, tmp_path: Path) -> None:
+    """The rows alone carry how responses begin: evaluated by hand, a model gets the samples that it got in the run."""
+    rows = tmp_path / "rows.parquet"
+    rows.write_bytes((run.folder / "stages/test_data/0/data.parquet").read_bytes())
+    words = ("eval", run.folder / "stages/convert_sft/0", "--task", rows, "--limit", 4, "-o", tmp_path / "scores")
+    bridge(*words, "max_new_tokens=64", runs=runs)
+    ours = pq.read_table(tmp_path / "scores/samples.parquet", columns=["completion"]).to_pylist()
+    theirs = pq.read_table(run.folder / "stages/eval/1/samples.parquet", columns=["completion"]).to_pylist()
+    assert ours == theirs[: len(ours)]
+
+
+def test_rows_of_your_own_train_with_any_style_of_the_task(run: Run, tmp_path: Path) -> None:
+    """The example of docs/data.md, with the task's default settings."""
+    row = {"prompt": "What is 2 + 3?", "response": "2 + 3 = 5\n#### 5", "gold": "5"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    model = run.folder / "stages" / "base" / "0"
+    (tmp_path / "own.yaml").write_text(
+        f"name: own\nmodel: {json.dumps(str(model))}\ntask: {{name: igsm}}\nstages:\n"
+        "  sft: {kind: sft, model: $model, data: ./rows.jsonl, steps: 2, batch: 2, lr: 1e-3}\n"
+        "  eval: {kind: eval, model: sft, data: ./rows.jsonl, samples: 2, max_new_tokens: 16}\n",
+        encoding="utf-8",
+    )
+    done = bridge("launch", "own.yaml", "--wait", "--json", runs=tmp_path / "runs", cwd=tmp_path)
+    own = Path(json.loads(done.stdout)["dir"])
+    samples = pq.read_table(own / "stages/eval/0/samples.parquet").to_pylist()
+    assert not any(row["completion"].startswith("<think>") for row in samples)
+    # other questions with the same row numbers are other questions
+    other = run.folder / "stages" / "eval" / "1"
+    assert "of which 0 are the same" in bridge("compare", own / "stages/eval/0", other, runs=tmp_path, check=2).stderr

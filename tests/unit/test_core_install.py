@@ -45,9 +45,10 @@ def test_what_a_login_node_does_needs_no_torch(core: Path, tmp_path: Path) -> No
 
 def test_a_local_launch_without_torch_is_refused_before_anything_runs(core: Path, tmp_path: Path) -> None:
     write_tiny(tmp_path, TINY)
-    for words in (("launch", "tiny.yaml"), ("demo",)):
+    (tmp_path / "mine.yaml").write_text("cluster: local\ncpus: 1\n", encoding="utf-8")
+    for words in (("launch", "tiny.yaml"), ("demo",), ("launch", "tiny.yaml", "--profile", "./mine.yaml")):
         done = run(core, *words, cwd=tmp_path)
         assert done.returncode == 2
         assert "has no torch and no transformers" in done.stderr
-        assert "pip install 'bridge-rl[train]'" in done.stderr
+        assert "with its extra `train`" in done.stderr
         assert not (tmp_path / "runs").exists()
