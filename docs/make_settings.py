@@ -1,6 +1,6 @@
 """Writes docs/settings.md from the settings classes, so that every setting is documented where it is defined.
 
-python docs/make_settings.py
+.venv/bin/python docs/make_settings.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge.config.tasks import IgsmSettings, Style
 HEAD = """\
 # Every setting
 
-This page is made from the code by `python docs/make_settings.py`; a test holds that it is current.
+This page is made from the code by `.venv/bin/python docs/make_settings.py`; a test holds that it is current.
 
 An experiment file is YAML. An unknown key or a wrong type is refused with the line, the field and the nearest valid
 name. On the command line every setting is reachable by its path: `stages.sft.lr=1e-5`, `task.ops=[15,20]`, `seed=1`.

@@ -29,7 +29,8 @@ class Profile(Settings):
     """How jobs are run."""
 
     cluster: Literal["local", "slurm"]
-    """`local`: submitit's local executor on this machine. `slurm`: submitit's Slurm executor."""
+    """`local`: submitit's local executor on this machine; of the resources it heeds `cpus`, `gpus` and `time`.
+    `slurm`: submitit's Slurm executor."""
     cpus: Positive | None = None
     """local: cores used at once by all elements together. Default: all."""
     python: str | None = None
