@@ -325,7 +325,7 @@ def test_rl_without_a_mixed_group_changes_nothing(tmp_path: Path, base: Path) ->
     assert line["groups_skipped"] == 1.0 and "loss" not in line
 
 
-@pytest.mark.parametrize(("gold", "message"), [("", "row 1 has no right answer"), ("two", "row 1: .*two")])
+@pytest.mark.parametrize(("gold", "message"), [("", "row 2 has no right answer"), ("two", "row 1: .*two")])
 def test_rl_needs_right_answers(tmp_path: Path, base: Path, gold: str, message: str) -> None:
     data = write_dataset(tmp_path / "data", [*sums(1), {"prompt": "1+1=", "response": "2", "gold": gold}])
     with pytest.raises(UserError, match=message):
@@ -338,7 +338,7 @@ def test_sft_needs_no_right_answers_but_worked_ones(tmp_path: Path, base: Path) 
     sft.run(job(tmp_path, stage, model=base, data=write_dataset(tmp_path / "data", rows)))
     assert [row["reward"] for row in lines(tmp_path / "out", "samples")] == [None] * 4
     data = write_dataset(tmp_path / "data", [*rows, {"prompt": "1+3="}])
-    with pytest.raises(UserError, match="row 2 has no worked solution"):
+    with pytest.raises(UserError, match="row 3 has no worked solution"):
         sft.run(job(tmp_path / "none", stage, model=base, data=data))
 
 
