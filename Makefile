@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 help:            ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
 
-demo: $(VENV)/.train       ## The whole chain on this machine, in about five minutes
+demo: $(VENV)/.train       ## The whole chain on this machine, in a few minutes
 	$(BIN)/bridge-rl demo
 
 test: $(VENV)/.dev         ## Every check: lint, types, tests, the real Slurm of slurm/devcluster
