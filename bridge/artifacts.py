@@ -53,15 +53,15 @@ def seal(folder: Path, kind: str, fingerprint: str, made_by: str, summary: Mappi
     for path in sorted(p for p in folder.rglob("*") if not p.is_dir()):
         if path.is_symlink() or not path.is_file():
             raise ValueError(f"{path}: an artifact holds plain files only")
-        _flush(path)
+        flush(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
     result = Seal(kind, FORMAT, fingerprint, made_by, files, summary)
     temporary = folder / (SEAL + ".tmp")
     temporary.write_text(json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    _flush(temporary)
+    flush(temporary)
     temporary.replace(folder / SEAL)
     for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        _flush(path)
+        flush(path)
     return result
 
 
@@ -78,7 +78,7 @@ def publish(folder: Path, target: Path) -> None:
         folder.rename(target)
     except OSError as error:
         raise FileExistsError(f"{target}: cannot be published: {error.strerror}") from error
-    _flush(target.parent)
+    flush(target.parent)
 
 
 def read_seal(folder: Path) -> Seal | None:
@@ -125,7 +125,8 @@ def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
     return found
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Force the content of a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

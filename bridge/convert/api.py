@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bridge.artifacts import flush
 from bridge.convert.companions import (
     CONFIG,
     Companions,
@@ -24,7 +25,7 @@ from bridge.convert.companions import (
 from bridge.convert.formats import open_source
 from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place
 from bridge.convert.source import Source, Tensor, nbytes
-from bridge.convert.writer import same_bytes, sync_folder, write_bytes, write_file, write_json
+from bridge.convert.writer import same_bytes, write_bytes, write_file, write_json
 from bridge.errors import UserError
 
 MAX_SHARD_SIZE = 5 * 10**9
@@ -106,7 +107,7 @@ def write_into(
             file.check_unchanged()
         written = main_dtype(kept, dtype)
         _write_companions(folder, files, companions, written, tie)
-        sync_folder(folder)
+        flush(folder)
         return Report(
             format=source.format,
             tensors=len(kept),
@@ -233,7 +234,7 @@ def _published(out: Path) -> Iterator[Path]:
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield folder
             folder.rename(out)
-            sync_folder(out.parent)
+            flush(out.parent)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

@@ -50,15 +50,6 @@ def write_bytes(path: Path, blocks: Iterable[bytes]) -> None:
         os.fsync(out.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def same_bytes(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same type, shape and bytes; reads no further than the first difference."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from bridge.config.profile import Allocation, Profile
 
+NO_WORD = "the process ended without a word: killed, or its disk was full"
 POLL = 0.1  # seconds between two looks at the running elements
 GRACE = 10.0  # seconds between asking a process to stop and killing it
 FOREVER = 60 * 24 * 365  # minutes
@@ -195,7 +196,10 @@ def look_up(run: Run) -> dict[Edge, Seen]:
         elif last.get("exit") == EXIT_REQUEUE:
             found[key] = Seen("REQUEUED")
         elif key in lately:
-            found[key] = Seen("FAILED", "" if last.get("event") == "end" else "the process was killed")
+            found[key] = Seen(
+                "FAILED",
+                "" if last.get("event") == "end" else "the process ended without a word: killed, or its disk was full",
+            )
         elif alive:
             found[key] = Seen("PENDING", "Resources" if set(element.parents) <= sealed else "Dependency")
     return found

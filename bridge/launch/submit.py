@@ -107,13 +107,25 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
         for array in planned:
             _submit_array(run, array, texts[array.name], submitted, profile)
     except BaseException:  # whatever it was, Ctrl-C too: what was submitted must not run unseen
-        slurm.cancel(profile, [*submitted.values(), *slurm.unrecorded(run, profile)])
-        sys.stderr.write(f"{run.id}: the launch was broken off; what it had submitted is cancelled\n")
+        _take_back(run, list(submitted.values()), profile)
         raise
     result: dict[str, list[str]] = {}
     for array in planned:
         result.setdefault(array.stage, []).append(submitted[array.name])
     return result
+
+
+def _take_back(run: Run, jobs: Sequence[str], profile: Profile) -> None:
+    """Cancel what a launch that is broken off had submitted, and say so; where that fails, say what goes on."""
+    from bridge.launch import slurm
+
+    try:
+        slurm.cancel(profile, [*jobs, *slurm.unrecorded(run, profile)])
+        said = "what it had submitted is cancelled"
+    except WorkFailedError as error:
+        said = f"it had submitted {', '.join(jobs) or 'nothing on record'}, which could not be cancelled ({error}); "
+        said += f"`bridge-rl cancel {run.id}` does it later"
+    sys.stderr.write(f"{run.id}: the launch was broken off; {said}\n")
 
 
 def _submit_array(run: Run, array: Array, script: str, submitted: dict[str, str], profile: Profile) -> None:

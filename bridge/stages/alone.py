@@ -111,7 +111,12 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
             raise UserError(f"{output}: exists already and holds something else; choose another folder")
         inputs = {"model": Path(source["path"])} | ({"data": Path(data["path"])} if data else {})
         with _work_folder(output, fingerprint) as work:
-            _run_eval(work, chosen, of_task, inputs, fingerprint)
+            try:
+                _run_eval(work, chosen, of_task, inputs, fingerprint)
+            except UserError:
+                if not any((work / "scratch").iterdir()):  # refused before anything was sampled: leave nothing
+                    shutil.rmtree(work)
+                raise
             publish(work / "out", output)
             shutil.rmtree(work)
     result: Json = json.loads((output / "eval.json").read_text(encoding="utf-8"))

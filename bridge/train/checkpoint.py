@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from bridge.artifacts import flush
+
 KEEP = 2  # a torn newest file still leaves one to go back to
 
 
@@ -24,11 +26,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    flush(path.parent)
 
 
 def save_step(folder: Path, step: int, state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bridge.config.stages import InitSettings
@@ -72,7 +73,7 @@ def load_model(folder: Path, device: torch.device) -> nn.Module:
     name = "dtype" if MODERN else "torch_dtype"
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, **{name: torch.float32})
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{folder}: cannot be loaded as a language model: {error}") from error
     loaded: nn.Module = model.to(device)  # type: ignore[arg-type]
     return loaded.eval()
@@ -93,7 +94,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a folder. Raises UserError when it has no chat template or no end-of-sequence token."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{folder}: its tokenizer cannot be loaded: {error}") from error
     if not tokenizer.chat_template:
         raise UserError(f"{folder}: the tokenizer has no chat template; add chat_template to tokenizer_config.json")

@@ -364,3 +364,14 @@ def test_ctrl_c_at_any_moment_of_a_launch_leaves_nothing_running(tmp_path: Path,
     while subprocess.run(find, capture_output=True, check=False).stdout:
         assert time.monotonic() < deadline, "something goes on"
         time.sleep(0.1)
+
+
+def test_an_evaluation_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"no weights")
+    (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
+    before = tree(tmp_path)
+    bridge("eval", "./model", "--task", "./rows.jsonl", "-o", "scores", runs=tmp_path / "runs", check=2, cwd=tmp_path)
+    assert tree(tmp_path) == before
+    assert not (tmp_path / ".scores.work").exists()

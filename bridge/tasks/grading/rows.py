@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bridge.artifacts import flush
 from bridge.errors import UserError
 from bridge.tasks.grading.grade import Reason, grade
 
@@ -54,7 +55,7 @@ def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | 
             target.flush()
             os.fsync(target.fileno())
         temporary.replace(out_path)
-        _flush_folder(out_path.parent)
+        flush(out_path.parent)
     except OSError as error:
         raise UserError(f"{out_path} cannot be written: {error.strerror}") from error
     finally:
@@ -87,11 +88,3 @@ def _graded(line: bytes, place: str) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
     return {**row, "answer": verdict.answer, "correct": verdict.correct, "reason": verdict.reason}
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
