@@ -141,6 +141,9 @@ def launch(
     profile: ProfileName = "local",
     runs: Runs = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the end; 0 only if every stage sealed.")] = False,
+    prepare_only: Annotated[
+        bool, typer.Option("--prepare", help="Only make the run's folder, for slurm/*.sbatch; submit nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment. The same experiment again goes on where the run stands, and repeats nothing."""
@@ -150,8 +153,13 @@ def launch(
     from bridge.runs import runs_folder
 
     planned = prepare(experiment, settings or [], profile)
-    require_scheduler(planned.profile, profile)
+    if not prepare_only:
+        require_scheduler(planned.profile, profile)
     run = create(planned.request, runs_folder(runs))
+    if prepare_only:
+        facts = {"run": run.id, "dir": str(run.folder), "jobs": {}}
+        _print_json(facts) if as_json else sys.stdout.write(f"{run.folder}\n")
+        return
     _launch(run, planned.profile, profile, wait, as_json)
 
 
@@ -268,11 +276,10 @@ def status(
 ) -> None:
     """One line per element, with reasons; without RUN, one line per run."""
     from bridge.launch import show
-    from bridge.runs import all_runs, open_run, runs_folder
+    from bridge.runs import open_run, runs_folder
 
     if run is None:
-        summaries = [show.run_summary(r) for r in all_runs(runs_folder(runs))]
-        _print_json(summaries) if as_json else show.print_runs(summaries, runs_folder(runs))
+        list_runs(runs, as_json)
         return
     found = open_run(run, runs_folder(runs))
     if watch and not as_json:
@@ -281,6 +288,17 @@ def status(
         _print_json(show.status(found))
     else:
         show.print_status(show.status(found))
+
+
+@app.command("runs", epilog="Example: bridge-rl runs --runs /shared/runs")
+def list_runs(runs: Runs = None, as_json: AsJson = False) -> None:
+    """All runs, one line each: state, what is done, size on disk."""
+    from bridge.launch import prune, show
+    from bridge.runs import all_runs, runs_folder
+
+    found = all_runs(runs_folder(runs))
+    summaries = [show.run_summary(run) | {"bytes": prune.size(run.folder)} for run in found]
+    _print_json(summaries) if as_json else show.print_runs(summaries, runs_folder(runs))
 
 
 @app.command(epilog="Example: bridge-rl logs demo rl/0 --follow")
@@ -311,6 +329,32 @@ def cancel(
     found = open_run(run, runs_folder(runs))
     stopped = stop(found, found.find(where) if where else list(found.elements.values()))
     _say(f"cancelled: {', '.join(e.name for e in stopped)}" if stopped else "nothing to cancel: nothing is open")
+
+
+@app.command(epilog="Example: bridge-rl prune demo-1a2b3c4d")
+def prune(
+    run: RunName,
+    runs: Runs = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what can be made again: training checkpoints whose model is sealed, left-over work folders. Asks first."""
+    from bridge.launch import prune as pruning
+    from bridge.runs import open_run, runs_folder
+
+    found = open_run(run, runs_folder(runs))
+    items = pruning.removable(found)
+    if items and not yes:
+        _say(pruning.listing(found, items))
+        if not sys.stdin.isatty():
+            raise UserError(f"{found.id}: nothing was removed: there is no terminal to ask at; --yes does not ask")
+        if not typer.confirm("remove these?", err=True):
+            items = []
+    pruning.remove(found, items)
+    if as_json:
+        _print_json(pruning.to_json(found, items))
+    else:
+        _say(f"removed:\n{pruning.listing(found, items)}" if items else "nothing was removed")
 
 
 # ---- single steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -301,22 +302,38 @@ def fingerprints(graph: Graph, code: str, externals: Mapping[str, str]) -> dict[
 
 @dataclass(frozen=True)
 class After:
-    """A dependency of an array: on an array of this submission, or on jobs submitted earlier."""
+    """A dependency of an array: on an array of this submission, or on one that was submitted earlier.
+
+    `aftercorr`: task i waits for task i. `afterok`: every task waits for `tasks`, or for all where none is named.
+    """
 
     kind: str
-    """`aftercorr` (task i waits for task i) or `afterok` (waits for all)."""
     array: str | None = None
-    jobs: tuple[str, ...] = ()
+    job: str | None = None
+    tasks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Array:
-    """One submission: task i is `elements[i]` of the stage."""
+    """One submission: task `tasks[i]` of the array is `elements[i]` of the stage."""
 
     name: str
     stage: str
     elements: tuple[int, ...]
+    tasks: tuple[int, ...]
     after: tuple[After, ...]
+
+
+class Place(NamedTuple):
+    """Where an element that has to be waited for runs: a task of an array of this submission, or of an earlier job."""
+
+    array: str | None
+    job: str | None
+    task: int
+
+    @property
+    def source(self) -> tuple[str | None, str | None]:
+        return self.array, self.job
 
 
 Parents = Mapping[str, Sequence[Sequence[Edge]]]  # stage, in order → for each element the elements that it needs
@@ -330,47 +347,74 @@ def arrays(
 ) -> list[Array]:
     """What has to be submitted, in order.
 
-    Elements that wait for the same arrays form an array of their own, so an element never waits for work that
-    it does not need unless two of its siblings share a parent. Where task i needs exactly task i of the
-    parent's array the dependency is `aftercorr`, otherwise `afterok` on all of it.
+    An element waits for exactly the elements that it needs, never for a sibling of one. Elements whose parents are
+    different tasks of one array form an array whose tasks have the numbers of their parents (`aftercorr`); elements
+    that share a parent form an array that waits for that very task (`afterok`).
 
     Args:
         parents: the graph's edges.
         sealed: elements that are done: not submitted, and no edge leads to them.
-        active: elements that an earlier submission has queued or running → their job id.
-        max_array: largest number of tasks of one array.
+        active: elements that an earlier submission has queued or running → their job id, such as `12_3`.
+        max_array: the cluster's MaxArraySize: largest number of tasks of one array, and above every task's number.
     """
     active = active or {}
-    where: dict[Edge, tuple[str, int]] = {}  # element → (array, task)
+    where: dict[Edge, Place] = {}
+    for key, job in active.items():
+        root, _, own_task = job.partition("_")
+        where[Edge(*key)] = Place(None, root, int(own_task or 0))
+    tasks_of: dict[str, frozenset[int]] = {}
     result: list[Array] = []
     for stage, needs in parents.items():
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for index, edges in enumerate(needs):
-            if (stage, index) not in sealed and (stage, index) not in active:
-                upstream = {where[edge][0] for edge in edges if edge in where}
-                groups.setdefault(tuple(sorted(upstream)), []).append(index)
-        chunks = [
-            (waits, members[start : start + max_array])
-            for waits, members in groups.items()
-            for start in range(0, len(members), max_array)
-        ]
-        for number, (waits, members) in enumerate(chunks):
+        waits = {
+            index: list(dict.fromkeys(where[edge] for edge in edges if edge in where))
+            for index, edges in enumerate(needs)
+            if (stage, index) not in sealed and (stage, index) not in active
+        }
+        chunks = list(_chunks(waits, max_array))
+        for number, (members, tasks, matching) in enumerate(chunks):
             name = stage if len(chunks) == 1 else f"{stage}.{number}"
-            after = [_dependency(array, [needs[i] for i in members], where) for array in waits]
-            keys = {(e.stage, e.element) for i in members for e in needs[i]}
-            earlier = sorted(active[key] for key in keys if key in active)
-            if earlier:
-                after.append(After("afterok", jobs=tuple(earlier)))
-            result.append(Array(name, stage, tuple(members), tuple(after)))
-            where.update({Edge(stage, index): (name, task) for task, index in enumerate(members)})
+            after = [After("aftercorr", *source) for source in matching]
+            others: dict[tuple[str | None, str | None], list[int]] = {}
+            for place in waits[members[0]]:  # beside what matches task by task, all members wait for the same
+                if place.source not in matching:
+                    others.setdefault(place.source, []).append(place.task)
+            for (array, earlier), wanted in others.items():
+                whole = array is not None and tasks_of[array] == set(wanted)
+                after.append(After("afterok", array, earlier, () if whole else tuple(sorted(wanted))))
+            result.append(Array(name, stage, members, tasks, tuple(after)))
+            tasks_of[name] = frozenset(tasks)
+            where.update({Edge(stage, i): Place(name, None, task) for i, task in zip(members, tasks, strict=True)})
     return result
 
 
-def _dependency(array: str, needs: Sequence[Sequence[Edge]], where: Mapping[Edge, tuple[str, int]]) -> After:
-    for task, edges in enumerate(needs):
-        if any(edge in where and where[edge][0] == array and where[edge][1] != task for edge in edges):
-            return After("afterok", array)
-    return After("aftercorr", array)
+Chunk = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[str | None, str | None], ...]]
+
+
+def _chunks(waits: Mapping[int, Sequence[Place]], max_array: int) -> Iterator[Chunk]:
+    """Elements that can be one array, their task numbers, and the arrays that they match task by task.
+
+    Where several elements wait for one task, either they are dealt out to several arrays that match task by task, or
+    each such crowd becomes an array that waits for that task: whichever makes fewer arrays.
+    """
+    crowds: dict[tuple[str | None, str | None], dict[int, list[int]]] = {}  # source → task → elements
+    for index, places in waits.items():
+        for place in places:
+            crowds.setdefault(place.source, {}).setdefault(place.task, []).append(index)
+    matched = {s for s, tasks in crowds.items() if max(map(len, tasks.values())) <= max(len(tasks) - 1, 1)}
+    # An element that needs two tasks of one array cannot have the number of both.
+    matched -= {s for places in waits.values() for s, n in Counter(p.source for p in places).items() if n > 1}
+    groups: dict[Any, list[tuple[int, int | None]]] = {}
+    for index, places in waits.items():
+        task = next((place.task for place in places if place.source in matched), None)
+        same = [place for place in places if place.source in matched and place.task == task]
+        layers = tuple(crowds[place.source][place.task].index(index) for place in same)
+        key = (tuple(place.source for place in same), layers, frozenset(places) - set(same))
+        groups.setdefault(key, []).append((index, task))
+    for (sources, *_), members in groups.items():
+        for start in range(0, len(members), max_array):
+            part = members[start : start + max_array]
+            elements = tuple(index for index, _ in part)
+            yield elements, tuple(n if task is None else task for n, (_, task) in enumerate(part)), sources
 
 
 def ranges(numbers: Sequence[int]) -> str:

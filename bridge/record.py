@@ -131,8 +131,8 @@ class Request:
 
 def create(request: Request, runs: Path) -> Run:
     """The run directory for a request: the one that is there already, or a new one, published by one rename."""
-    if "%" in str(runs):
-        raise UserError(f"{runs}: the runs folder must have no % in its path (Slurm and submitit fill such in)")
+    if "\\" in str(runs):
+        raise UserError(f"{runs}: the runs folder must have no backslash in its path: Slurm reads one in its own way")
     run = Run(runs / request.run_id)
     if (run.folder / RECORD).is_file():
         return run

@@ -39,6 +39,10 @@ LOCK_PATIENCE = 0.5  # seconds; `locked` holds a lock for an instant too
 Json = dict[str, Any]
 
 
+class BusyError(UserError):
+    """Another process holds a lock of the run."""
+
+
 @dataclass(frozen=True)
 class RunElement:
     """One element as the record holds it."""
@@ -120,6 +124,10 @@ class Run:
     def log(self, key: Edge, attempt: int) -> Path:
         return self.folder / "logs" / key.stage / f"{key.element}.{attempt}.log"
 
+    def host_log(self, key: Edge, job: str) -> Path:
+        """What the scheduler's side of a job printed."""
+        return self.folder / "logs" / key.stage / f"{job}.host.log"
+
     def sealed(self) -> frozenset[Edge]:
         """The elements whose artifact is there, by their seals."""
         return frozenset(key for key, e in self.elements.items() if is_sealed(self.artifact(key), e.fingerprint))
@@ -131,6 +139,14 @@ class Run:
 
     def note_attempt(self, key: Edge, line: Json) -> None:
         append_line(self.folder / "attempts" / key.stage / f"{key.element}.jsonl", line)
+
+    def progress(self, key: Edge) -> Json:
+        """What a running stage last said of its progress; empty when it has said nothing."""
+        try:
+            value = json.loads((self.work(key) / "progress.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
 
     def submissions(self) -> list[Json]:
         """What was launched, submitted and cancelled, oldest first."""
@@ -150,7 +166,7 @@ class Run:
 
     @contextmanager
     def lock(self, name: str, doing: str, *, wait: bool = False) -> Iterator[None]:
-        """Hold one of the run's locks. UserError when another process keeps it, unless `wait` is set."""
+        """Hold one of the run's locks. BusyError when another process keeps it, unless `wait` is set."""
         path = self.folder / "locks" / name
         deadline = time.monotonic() + LOCK_PATIENCE
         with open_for_append(path) as file:
@@ -161,7 +177,7 @@ class Run:
                 except OSError:
                     if time.monotonic() > deadline:
                         what = f"another process is {doing} this run right now"
-                        raise UserError(f"{self.id}: {what}; try again later") from None
+                        raise BusyError(f"{self.id}: {what}; try again later") from None
                     time.sleep(0.02)
             yield
 

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from bridge.config.base import Settings
-from bridge.config.stages import Positive, Resources
+from bridge.config.base import Settings, matching
+from bridge.config.stages import MEMORY, Positive, Resources
+
+GPU_OPTION = r"--[a-z][a-z-]*=[A-Za-z0-9_.:,=-]*\{gpus\}[A-Za-z0-9_.:,=-]*"
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+MAX_ATTEMPTS, QUIET = 20, "30m"
+
+Variable = Annotated[str, AfterValidator(matching(NAME, "a variable's name"))]
+Line = Annotated[str, AfterValidator(matching(r"[^\n\r\0]+", "one line"))]
 
 
 class Allocation(Resources):
     """Resources and where to take them."""
 
-    partition: str | None = None
-    """Partition to submit to."""
-    account: str | None = None
+    partition: Line | None = None
+    """Partition to submit to, or several with commas."""
+    account: Line | None = None
     """Account to charge."""
-    qos: str | None = None
+    qos: Line | None = None
     """Quality of service."""
-    constraint: str | None = None
-    """Node features that are needed."""
-    sbatch: list[str] = []
-    """Further sbatch options, one each, such as `--exclusive`."""
+    constraint: Line | None = None
+    """Node features that are needed, such as `a100&nvlink`."""
+    exclusive: bool = False
+    """Whole nodes, whatever the element asks for."""
+    gpu_option: Annotated[str, AfterValidator(matching(GPU_OPTION, "an option with {gpus} in it"))] | None = None
+    """How this cluster wants GPUs to be asked for; `{gpus}` is their number on each node. Default:
+    `--gres=gpu:{gpus}`. Others: `--gres=gpu:a100:{gpus}`, `--gpus-per-node={gpus}`."""
+    sbatch: list[Line] = []
+    """Further sbatch options, one each, such as `--mail-type=FAIL`."""
+    setup: list[Line] = []
+    """Shell lines that run on the node before the stage, such as `module load cuda/12.4`."""
+    env: dict[Variable, str] = {}
+    """Environment variables of the stage."""
+    scratch: Line | None = None
+    """A folder on the node's own disk: each job gets a folder below it as TMPDIR, removed when the job ends."""
 
 
 class Profile(Settings):
@@ -35,10 +53,15 @@ class Profile(Settings):
     """local: cores used at once by all elements together. Default: all."""
     python: str | None = None
     """The Python that runs the jobs. Default: the one that launches."""
-    env: dict[str, Annotated[str, Field(strict=True)]] = {}
+    env: dict[Variable, str] = {}
     """Environment variables of every job. Jobs on Slurm get nothing else of the launching shell; local ones get all."""
-    setup: list[str] = []
-    """slurm: shell lines that run before the stage, such as `module load cuda/12.4`."""
+    secrets: list[Variable] = []
+    """slurm: names of variables of the launching shell that jobs get too, such as `WANDB_API_KEY` and `HF_TOKEN`. Their
+    values are in no script, record or log; Slurm keeps them with the job."""
+    secrets_file: Line | None = None
+    """slurm: a file with lines NAME=VALUE that only you can read (mode 0600), read by each job when it starts."""
+    setup: list[Line] = []
+    """slurm: shell lines that run before every stage, such as `module load cuda/12.4`."""
     slurm_conf: str | None = None
     """slurm: the cluster's slurm.conf, when it is not where Slurm looks by itself."""
     max_array: Positive = 1001
@@ -54,8 +77,27 @@ class Profile(Settings):
 
 
 def allocation(profile: Profile, kind: str, resources: Resources) -> Allocation:
-    """What one element gets: the profile's defaults, then its lines for this kind, then the experiment's."""
-    merged = profile.defaults.model_dump(exclude_defaults=True)
-    if kind in profile.stages:
-        merged |= profile.stages[kind].model_dump(exclude_defaults=True)
-    return Allocation(**(merged | resources.model_dump(exclude_defaults=True)))
+    """What one element gets: the profile's defaults, then its lines for this kind, then the experiment's.
+
+    A later single value replaces an earlier one, and a memory setting replaces any other of the three; lists are
+    joined, and variables are added.
+    """
+    merged: dict[str, Any] = {"env": {}, "setup": [], "sbatch": []}
+    for level in (profile.defaults, profile.stages.get(kind, Allocation()), resources):
+        given = level.model_dump(exclude_defaults=True)
+        if any(name in given for name in MEMORY):
+            merged = {key: value for key, value in merged.items() if key not in MEMORY}
+        for name, value in given.items():
+            if name == "env":
+                merged[name] = merged[name] | value
+            elif name in ("setup", "sbatch"):
+                merged[name] = merged[name] + value
+            else:
+                merged[name] = value
+    defaults: dict[str, Any] = {"max_attempts": MAX_ATTEMPTS, "quiet": QUIET}
+    return Allocation(**(defaults | merged))
+
+
+def processes(kind: str, need: Resources) -> int:
+    """How many processes of a stage train together on each node."""
+    return need.processes or (max(need.gpus or 0, 1) if kind == "sft" else 1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bridge.config.base import Settings, matching
 
-TIME = r"(?=.*[1-9])(\d+h)?(\d+m)?(\d+s)?"
+TIME = r"(?=.*[1-9])(\d+d)?(\d+h)?(\d+m)?(\d+s)?"
 
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -26,17 +27,53 @@ Input = Annotated[str, Field(min_length=1)]
 Inputs = Annotated[list[Input], Field(min_length=1), BeforeValidator(_as_list)]
 
 
+Size = Annotated[str, AfterValidator(matching(r"[1-9]\d*[KMGT]", "a size such as 32G"))]
+Time = Annotated[str, AfterValidator(matching(TIME, "a time such as 2d, 12h, 90m or 1h30m"))]
+MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
+
+
+def seconds(time: str) -> int:
+    """A time such as `1h30m` in seconds."""
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([dhms])", time))
+
+
 class Resources(Settings):
     """What one element of the stage needs. Anything left out comes from the profile."""
 
     cpus: Positive | None = None
-    """CPU cores for the element; also its number of threads."""
+    """CPU cores of the element on each node; shared among its processes, and so their number of threads."""
     gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs on one node."""
-    mem: Annotated[str, AfterValidator(matching(r"[1-9]\d*[KMGT]", "a size such as 32G"))] | None = None
-    """Memory on one node, such as `32G`."""
-    time: Annotated[str, AfterValidator(matching(TIME, "a time such as 12h, 90m or 1h30m"))] | None = None
-    """Wall-clock limit, such as `12h`, `90m` or `1h30m`."""
+    """GPUs on each node."""
+    nodes: Positive | None = None
+    """Nodes. Default: 1. Only `sft` runs on several."""
+    processes: Positive | None = None
+    """Processes on each node that train together (data parallel, through torchrun). Default: one for each GPU in `sft`,
+    else 1. Only `sft` runs in several. The result is that of one process, up to rounding."""
+    mem: Size | None = None
+    """Memory on each node, such as `32G`. Of the three memory settings one may be given; it replaces the profile's."""
+    mem_per_cpu: Size | None = None
+    """Memory for each CPU core, for clusters that want it said so."""
+    mem_per_gpu: Size | None = None
+    """Memory for each GPU, for clusters that want it said so."""
+    time: Time | None = None
+    """Wall-clock limit of one attempt, such as `2d`, `12h`, `90m` or `1h30m`."""
+    max_attempts: Positive | None = None
+    """How often one submission of the element may start (preempted, out of time, node lost …) before it counts as
+    failed. Default: 20. A resume begins to count anew."""
+    max_total_time: Time | None = None
+    """Wall-clock limit of all attempts of one submission together. Default: none."""
+    quiet: Time | None = None
+    """`status` says so when a running stage made no progress for this long. Default: 30m."""
+    max_quiet: Time | None = None
+    """A stage that made no progress for this long is ended and counts as failed. Default: never."""
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> Resources:
+        given = [name for name in MEMORY if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give only one of {' and '.join(given)}: Slurm takes one")
+        return self
 
 
 class Behavior(Settings):

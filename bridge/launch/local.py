@@ -136,10 +136,17 @@ class Queue:
 def _submit(run: Run, element: RunElement, need: Allocation, profile: Profile, cpus: int) -> Job[None]:
     from submitit.local.local import LocalExecutor
 
+    from bridge.config.profile import processes
     from bridge.launch.script import minutes
     from bridge.stages.runner import run_element
 
-    executor = LocalExecutor(run.folder / "scripts" / element.stage, python=_command(cpus))
+    # The queue and its jobs work in RUN/code. By this name of it no part of the run's path is taken for a pattern.
+    folder = Path("/proc/self/cwd/../scripts") / element.stage
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = {"BRIDGE_CPUS": str(cpus), **need.env}
+    if (together := processes(element.kind, need)) > 1:
+        variables["BRIDGE_PROCESSES"] = str(together)
+    executor = LocalExecutor(folder, python=_command(variables))
     executor.update_parameters(
         timeout_min=minutes(need.time) if need.time else FOREVER,
         gpus_per_node=need.gpus or 0,
@@ -156,9 +163,9 @@ def _launches(run: Run) -> int:
     return sum(line["event"] == "launch" for line in run.submissions())
 
 
-def _command(cpus: int) -> str:
+def _command(variables: Mapping[str, str]) -> str:
     """How submitit starts Python. It splits the text like a shell and starts no shell."""
-    return f"env BRIDGE_CPUS={cpus} {shlex.quote(sys.executable)}"
+    return shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable])
 
 
 def _wants_again(run: Run, key: Edge) -> bool:
@@ -188,20 +195,18 @@ def look_up(run: Run) -> dict[Edge, Seen]:
         if key in sealed:
             continue
         if key in ever and _is_running(run, key, ever[key]):
-            found[key] = Seen("RUNNING")
+            found[key] = Seen("RUNNING", queued=True)
         elif key in stopped:
-            found[key] = Seen("CANCELLED", "by the user")
+            found[key] = Seen("CANCELLED by the user", queued=False)
         elif last.get("exit") == EXIT_REQUEUE and not alive:
-            found[key] = Seen("CANCELLED", "stopped early and saved")
+            found[key] = Seen("CANCELLED: stopped early and saved", queued=False)
         elif last.get("exit") == EXIT_REQUEUE:
-            found[key] = Seen("REQUEUED")
+            found[key] = Seen("REQUEUED", queued=True)
         elif key in lately:
-            found[key] = Seen(
-                "FAILED",
-                "" if last.get("event") == "end" else "the process ended without a word: killed, or its disk was full",
-            )
+            found[key] = Seen("" if last.get("event") == "end" else "FAILED", NO_WORD, queued=False)
         elif alive:
-            found[key] = Seen("PENDING", "Resources" if set(element.parents) <= sealed else "Dependency")
+            why = "Resources" if set(element.parents) <= sealed else "Dependency"
+            found[key] = Seen("PENDING", why, queued=True)
     return found
 
 
@@ -221,11 +226,7 @@ def _is_running(run: Run, key: Edge, job: str) -> bool:
     """The element's lock is held by the process that runs it; before that, submitit's process is alive."""
     if run.locked(f"{key.stage}.{key.element}"):
         return True
-    try:
-        command = Path(f"/proc/{job}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"submitit" in command and str(run.folder).encode() in command
+    return _is_ours(int(job), run)
 
 
 def stop(run: Run, jobs: Mapping[Edge, str]) -> None:
@@ -261,8 +262,10 @@ def _processes(run: Run, key: Edge, job: str) -> list[int]:
 
 
 def _is_ours(process: int, run: Run) -> bool:
+    """Whether a process is one of submitit's that works in this run's folder: its number may be a stranger's by now."""
     try:
-        return str(run.folder).encode() in Path(f"/proc/{process}/cmdline").read_bytes()
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"submitit" in command and Path(f"/proc/{process}/cwd").samefile(run.folder / "code")
     except OSError:
         return False
 

@@ -11,13 +11,12 @@ from pydantic import ValidationError
 import bridge
 from bridge.config.experiment import parse_overrides, points, with_overrides
 from bridge.config.problems import named, refuse, sentences
-from bridge.config.profile import Allocation, Profile, allocation
-from bridge.config.stages import STAGE_KINDS, SftSettings
+from bridge.config.profile import Allocation, Profile, allocation, processes
+from bridge.config.stages import STAGE_KINDS, SftSettings, seconds
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
-from bridge.launch.script import minutes
 from bridge.record import Request, code_digest, external_digests
 from bridge.runs import Json
 
@@ -56,7 +55,7 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     graph = build(points(raw, pairs, name, text), name)
     experiment_as_run = with_overrides(raw, pairs, name)
     profile = load_profile(profile_name)
-    _check_limits(graph, profile, profile_name)
+    _check_resources(graph, profile, profile_name)
     externals = external_digests(graph)
     _check_data_files(graph, externals)
     request = Request(
@@ -73,15 +72,24 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     return Plan(request, profile)
 
 
-def _check_limits(graph: Graph, profile: Profile, name: str) -> None:
-    """A stage that is told to stop as soon as it starts would be requeued for ever."""
-    for node in graph.stages if profile.cluster == "slurm" else ():
-        time = allocation(profile, node.kind, node.elements[0].settings.resources).time
-        if time is not None and 60 * minutes(time) <= profile.warn:
-            raise UserError(
-                f"profile {name}: the stage {node.name!r} has a limit of {time}, but is told to save and stop "
-                f"{profile.warn} s before it; raise the limit, or lower `warn` in the profile"
-            )
+def _check_resources(graph: Graph, profile: Profile, name: str) -> None:
+    """What a stage cannot use, and a stage that is told to stop as soon as it starts and would be requeued for ever."""
+    for node in graph.stages:
+        for element in node.elements:
+            need = allocation(profile, node.kind, element.settings.resources)
+            several = (need.nodes or 1) * processes(node.kind, need)
+            if several > 1 and node.kind != "sft":
+                what = "runs in one process on one node; only `sft` takes `processes` and `nodes`"
+                raise UserError(f"profile {name}: the stage {node.name!r} of kind {node.kind} {what}")
+            if profile.cluster == "local" and (need.nodes or 1) > 1:
+                raise UserError(
+                    f"profile {name}: the stage {node.name!r} wants {need.nodes} nodes; this machine is one"
+                )
+            if profile.cluster == "slurm" and need.time is not None and seconds(need.time) <= profile.warn:
+                raise UserError(
+                    f"profile {name}: the stage {node.name!r} has a limit of {need.time}, but is told to save and stop "
+                    f"{profile.warn} s before it; raise the limit, or lower `warn` in the profile"
+                )
 
 
 def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:

@@ -1,4 +1,6 @@
-"""The sbatch script of one array. Pure text: `plan --scripts` prints what `launch` submits, byte for byte.
+"""What sbatch is given for one array: the script, and the options that are not in it.
+
+Pure text: `plan --scripts` prints what `launch` submits, byte for byte.
 
 The script holds no path of the run: sbatch is called with `--chdir RUN/code`, and everything else is relative to that.
 So no folder name, however hostile, is ever read by a shell.
@@ -6,11 +8,13 @@ So no folder name, however hostile, is ever read by a shell.
 
 from __future__ import annotations
 
-import re
 import shlex
 
-from bridge.config.profile import Allocation, Profile
-from bridge.graph import Array
+from bridge.config.profile import Allocation, Profile, processes
+from bridge.config.stages import MEMORY, seconds
+from bridge.graph import Array, ranges
+
+GPU_OPTION = "--gres=gpu:{gpus}"
 
 SCRIPT = """\
 #!/bin/bash
@@ -22,10 +26,18 @@ set -u
 {% for name, value in env -%}
 export {{ name }}={{ value }}
 {% endfor -%}
+{% if secrets -%}
+set -a && . {{ secrets }} && set +a || exit 1
+{% endif -%}
+{% if scratch -%}
+TMPDIR=$(mktemp -d -- {{ scratch }}/bridge.XXXXXX) || exit 1
+export TMPDIR
+trap 'rm -rf -- "$TMPDIR"' EXIT
+{% endif -%}
 {% for line in setup -%}
 {{ line }}
 {% endfor %}
-# A cancelled job must not come back, even if the stage has just asked for it.
+# TERM comes from a cancel, which must not come back even if the stage has just asked for it, or from a preemption.
 stopped=""
 trap 'stopped=yes' TERM
 
@@ -40,59 +52,99 @@ exit "$code"
 """
 
 
+def sbatch_options(folder: str, array: Array, dependency: str | None) -> list[str]:
+    """What sbatch is told beside the script: all that holds a path of the run, or depends on other jobs.
+
+    No shell reads these words, and a doubled % is a plain one to Slurm, so a folder may have any name. An array that
+    waits for nothing of its own launch is held: it is let go when everything that waits for it is in the queue, so that
+    no job can be over, and perhaps forgotten, before its children are tied to it.
+    """
+    words = ["--parsable", f"--chdir={folder}/code"]
+    words.append(f"--output={folder.replace('%', '%%')}/logs/{array.stage}/%A_%a.host.log")
+    if dependency:
+        words.append(f"--dependency={dependency}")
+    if is_root(array):
+        words.append("--hold")
+    return words
+
+
+def is_root(array: Array) -> bool:
+    """Whether an array waits for no other array of its launch."""
+    return all(after.array is None for after in array.after)
+
+
 def minutes(time: str) -> int:
     """A limit such as `1h30m` in whole minutes, rounded up."""
-    parts = re.findall(r"(\d+)([hms])", time)
-    seconds = sum(int(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in parts)
-    return -(-seconds // 60)
+    return -(-seconds(time) // 60)
 
 
-def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Profile, python: str) -> str:
+def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Profile, python: str, kind: str) -> str:
     """The script of one array.
 
     Args:
         run_id: names the job, together with the stage.
-        array: which elements; task i is `array.elements[i]`.
+        array: its elements and the numbers of their tasks.
         allocation: what one element gets.
         profile: how the cluster is used.
         python: path of the Python that runs the stage.
+        kind: the kind of the stage.
     """
-    throttle = f"%{profile.throttle}" if profile.throttle else ""
     from jinja2 import Environment, StrictUndefined
 
     template = Environment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(SCRIPT)
+    throttle = f"%{profile.throttle}" if profile.throttle else ""
     options = [
         f"--job-name={run_id}/{array.name}",
-        f"--array=0-{len(array.elements) - 1}{throttle}",
-        f"--output=../logs/{array.stage}/%A_%a.host.log",
+        f"--array={ranges(sorted(array.tasks))}{throttle}",
         "--open-mode=append",
-        "--export=NIL",
+        f"--export={','.join(['SLURM_CONF', *profile.secrets])}",  # by name; nothing else of the launching shell
         "--requeue",
         "--kill-on-invalid-dep=yes",
         f"--signal=USR2@{profile.warn}",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--cpus-per-task={allocation.cpus or 1}",
+        *resource_options(allocation),
     ]
-    if allocation.gpus:
-        options.append(f"--gres=gpu:{allocation.gpus}")
-    if allocation.mem:
-        options.append(f"--mem={allocation.mem}")
-    if allocation.time:
-        options.append(f"--time={minutes(allocation.time)}")
-    for name in ("partition", "account", "qos", "constraint"):
-        value = getattr(allocation, name)
-        if value is not None:
-            options.append(f"--{name}={shlex.quote(value)}")
-    options += allocation.sbatch
-    env = {
+    variables = {
         "LANG": "C.UTF-8",
         **({"SLURM_CONF": profile.slurm_conf} if profile.slurm_conf else {}),
         **profile.env,
+        **allocation.env,
     }
     # Slurm gives the login environment's PATH, which knows where srun is.
     lines = [("PATH", '"${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"')]
-    lines += [(name, shlex.quote(value)) for name, value in env.items()]
+    lines += [(name, shlex.quote(value)) for name, value in variables.items()]
     lines += [("PYTHONPATH", '"$PWD"'), ("SUBMITIT_EXECUTOR", "slurm"), ("BRIDGE_CPUS", str(allocation.cpus or 1))]
-    command = f"{shlex.quote(python)} -u -m submitit.core._submit ../scripts/{array.name}"
-    return template.render(options=options, env=lines, setup=profile.setup, command=command)
+    nodes, together = allocation.nodes or 1, processes(kind, allocation)
+    if nodes * together > 1:
+        lines += [("BRIDGE_NODES", str(nodes)), ("BRIDGE_PROCESSES", str(together))]
+    # submitit takes a % in a path for a pattern; by this name of the folder it sees none.
+    folder = f"/proc/self/cwd/../scripts/{array.name}"
+    return template.render(
+        options=options,
+        env=lines,
+        secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
+        scratch=shlex.quote(allocation.scratch) if allocation.scratch else None,
+        setup=[*profile.setup, *allocation.setup],
+        command=f"{shlex.quote(python)} -u -m submitit.core._submit {folder}",
+    )
+
+
+def resource_options(allocation: Allocation) -> list[str]:
+    """What sbatch is asked for, for one element."""
+    words = [
+        f"--nodes={allocation.nodes or 1}",
+        "--ntasks-per-node=1",  # torchrun starts the others
+        f"--cpus-per-task={allocation.cpus or 1}",
+    ]
+    if allocation.gpus:
+        words.append((allocation.gpu_option or GPU_OPTION).replace("{gpus}", str(allocation.gpus)))
+    for name in MEMORY:  # one at most: `allocation` sees to that
+        if value := getattr(allocation, name):
+            words.append(f"--{name.replace('_', '-')}={value}")
+    if allocation.time:
+        words.append(f"--time={minutes(allocation.time)}")
+    for name in ("partition", "account", "qos", "constraint"):
+        if (value := getattr(allocation, name)) is not None:
+            words.append(f"--{name}={shlex.quote(value)}")
+    if allocation.exclusive:
+        words.append("--exclusive")
+    return words + allocation.sbatch

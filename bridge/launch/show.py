@@ -15,9 +15,10 @@ from rich.table import Table
 
 from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
-from bridge.launch.states import ACTIVE, ElementState, run_state
-from bridge.launch.submit import observe, scripts
-from bridge.launch.watch import note, read_progress
+from bridge.launch.script import sbatch_options
+from bridge.launch.states import ElementState, run_state
+from bridge.launch.submit import dependency, observe, scripts
+from bridge.launch.watch import note
 from bridge.record import recorded_elements
 from bridge.runs import Run
 
@@ -70,11 +71,11 @@ def scripts_text(plan: Plan, runs: Path) -> str:
         raise UserError(f"profile {plan.request.profile_name}: runs on this machine and needs no sbatch scripts")
     _, planned = _planned(plan, runs)
     texts = scripts(plan.request.run_id, recorded_elements(plan.request), planned, plan.profile)
+    names = {array.name: f"<{array.name}>" for array in planned}
     parts = []
     for array in planned:
-        after = ",".join(f"{edge.kind}:<{edge.array}>" for edge in array.after)
-        option = f" --dependency={after}" if after else ""
-        parts.append(f"### sbatch --parsable --chdir=RUN/code{option}   # {array.name}\n{texts[array.name]}")
+        options = sbatch_options("RUN", array, dependency(array.after, names))
+        parts.append(f"### sbatch {' '.join(options)}   # {array.name}\n{texts[array.name]}")
     return "\n".join(parts)
 
 
@@ -118,7 +119,10 @@ def run_summary(run: Run) -> Json:
 
 def status(run: Run) -> Json:
     """A run as `status --json` prints it."""
-    states = observe(run)
+    return _as_json(run, observe(run))
+
+
+def _as_json(run: Run, states: Sequence[ElementState]) -> Json:
     return {"run": run.id, "state": run_state(states), "elements": [s.to_json() for s in states]}
 
 
@@ -145,8 +149,9 @@ def _status_table(value: Json, run: Run | None = None) -> Table:
     for item in value["elements"]:
         reason = item["reason"]
         if run is not None and item["state"] == "running":
-            facts = read_progress(run, Edge(item["stage"], item["element"]))
-            reason = f"{facts.get('done', 0)}/{facts.get('total', '?')} {note(facts)}"
+            facts = run.progress(Edge(item["stage"], item["element"]))
+            shown = f"{facts.get('done', 0)}/{facts.get('total', '?')} {note(facts)}"
+            reason = shown if reason in ("", "RUNNING") else f"{reason}; {shown}"
         table.add_row(
             f"{item['stage']}/{item['element']}",
             _coloured(item["state"]),
@@ -162,9 +167,9 @@ def watch_status(run: Run) -> None:
     """Redraw the status in place until the run is over."""
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
-            value = status(run)
-            live.update(_status_table(value, run), refresh=True)
-            if not any(item["state"] in ACTIVE for item in value["elements"]):
+            states = observe(run)
+            live.update(_status_table(_as_json(run, states), run), refresh=True)
+            if all(s.open is False for s in states):
                 return
             time.sleep(2.0)
 
@@ -198,7 +203,7 @@ def print_logs(run: Run, where: str, attempt: int | None, follow: bool) -> None:
 def _copy(run: Run, key: Edge, attempt: int, follow: bool) -> None:
     log, position = run.log(key, attempt), 0
     while True:
-        going_on = follow and _state_of(run, key).state in ACTIVE  # asked first: what is written until then is read
+        going_on = follow and _state_of(run, key).open is not False  # asked first: what is written until then is read
         if log.is_file():
             with log.open("rb") as file:
                 file.seek(position)
@@ -220,7 +225,7 @@ def _state_of(run: Run, key: Edge) -> ElementState:
 def _host_logs(run: Run, key: Edge) -> str:
     """What the scheduler's side of an element printed, for a job that died before the stage began."""
     job = next((s.job for s in observe(run) if (s.stage, s.element) == key), None)
-    found = [*(run.folder / "logs" / key.stage).glob(f"{job}.host.log")]
+    found = [run.host_log(key, job)] if job and run.host_log(key, job).is_file() else []
     found += (run.folder / "scripts").glob(f"*/{job}_0_log.out")
     return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found)
 

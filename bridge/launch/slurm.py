@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import uuid
@@ -17,9 +18,12 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from bridge.config.profile import Profile
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import Array, Edge
-from bridge.launch.states import LIVE, NO_ANSWER, Seen
+from bridge.launch.script import sbatch_options
+from bridge.launch.states import Seen, reconciled
 from bridge.runs import Run
 from bridge.stages.runner import run_element
+
+NO_ACCOUNTING = "accounting storage is disabled"  # in what sacct says on a cluster that has none
 
 
 class ArrayExecutor(SlurmExecutor):
@@ -28,15 +32,13 @@ class ArrayExecutor(SlurmExecutor):
     What differs from submitit 1.5.4, and why: one element is an array too, so that all elements have ids of one form;
     the array keeps this class (submitit makes a plain SlurmExecutor, which loses every override); the id is read from
     `--parsable` output (submitit takes the first `job N` it sees, also from a banner); a dependency belongs to one
-    submission (submitit's sticks to the executor); sbatch sees an explicit environment.
+    submission (submitit's sticks to the executor); sbatch sees an explicit environment; tasks may have any numbers;
+    and no part of a path is taken for a pattern.
     """
 
-    def __init__(self, folder: Path, script: str, code: Path, dependency: str | None, profile: Profile) -> None:
-        super().__init__(folder)
-        self.script = script
-        self.code = code
-        self.dependency = dependency
-        self.profile = profile
+    def __init__(self, run: Run, array: Array, script: str, options: Sequence[str], profile: Profile) -> None:
+        super().__init__(run.folder / "scripts" / array.name)
+        self.run, self.array, self.script, self.options, self.profile = run, array, script, options, profile
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[Job[Any]]:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -47,22 +49,21 @@ class ArrayExecutor(SlurmExecutor):
             delayed.dump(path)
             pickles.append(path)
         first = self._submit_command(self._submitit_command_str)
-        jobs: list[Job[Any]] = [
-            SlurmJob(folder=self.folder, job_id=f"{first.job_id}_{task}", tasks=[0])
-            for task in range(len(delayed_submissions))
-        ]
-        for job, path in zip(jobs, pickles, strict=True):
-            job.paths.move_temporary_file(path, "submitted_pickle")
+        jobs: list[Job[Any]] = []
+        for task, path in zip(self.array.tasks, pickles, strict=True):
+            jobs.append(SlurmJob(folder=self.folder, job_id=f"{first.job_id}_{task}", tasks=[0]))
+            path.rename(self.folder / f"{jobs[-1].job_id}_submitted.pkl")
         return jobs
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self.script
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        words = ["sbatch", "--parsable", f"--chdir={self.code}"]
-        if self.dependency:
-            words.append(f"--dependency={self.dependency}")
-        return ["env", "-i", *_environment(self.profile), *words, str(submission_file_path)]
+        # Variables are unset by name: a secret must not stand on a command line, where everybody can read it.
+        kept = {*_environment(self.profile), *self.profile.secrets}
+        unset = [word for name in os.environ if name not in kept for word in ("-u", name)]
+        conf = [f"SLURM_CONF={self.profile.slurm_conf}"] if self.profile.slurm_conf else []
+        return ["env", *unset, *conf, "sbatch", *self.options, str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
@@ -74,12 +75,12 @@ class ArrayExecutor(SlurmExecutor):
         return number
 
 
-def _environment(profile: Profile) -> list[str]:
-    """The environment of every Slurm command, as NAME=VALUE: nothing of an enclosing job gets in."""
+def _environment(profile: Profile) -> dict[str, str]:
+    """The environment of every Slurm command: nothing of an enclosing job gets in."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "SLURM_CONF") if name in os.environ}
     if profile.slurm_conf:
         kept["SLURM_CONF"] = profile.slurm_conf
-    return [f"{name}={value}" for name, value in kept.items()]
+    return kept
 
 
 def require_slurm(profile: Profile, name: str) -> None:
@@ -89,9 +90,36 @@ def require_slurm(profile: Profile, name: str) -> None:
     if profile.slurm_conf and not Path(profile.slurm_conf).is_file():
         raise UserError(f"profile {name}: slurm_conf {profile.slurm_conf} does not exist; is this the right machine?")
     try:
-        call(profile, ["scontrol", "ping"])
+        config = call(profile, ["scontrol", "show", "config"])
     except WorkFailedError as error:
         raise UserError(f"profile {name}: the Slurm controller does not answer: {error}") from None
+    limit = max_array_size(config)
+    if limit is not None and profile.max_array > limit:
+        what = f"max_array is {profile.max_array}, but this cluster's MaxArraySize is {limit}"
+        raise UserError(f"profile {name}: {what}; write `max_array: {limit}` into the profile")
+    _require_secrets(profile, name)
+
+
+def max_array_size(config: str) -> int | None:
+    """MaxArraySize in what `scontrol show config` prints."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", config, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _require_secrets(profile: Profile, name: str) -> None:
+    missing = [variable for variable in profile.secrets if variable not in os.environ]
+    if missing:
+        raise UserError(
+            f"profile {name}: secrets: {', '.join(missing)} is not set in this shell; export it, then launch"
+        )
+    if profile.secrets_file is not None:
+        path = Path(profile.secrets_file)
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise UserError(f"profile {name}: secrets_file: {path}: {error.strerror}") from None
+        if mode & 0o077:
+            raise UserError(f"profile {name}: secrets_file: {path} can be read by others; run: chmod 600 {path}")
 
 
 def submit(run: Run, array: Array, script: str, dependency: str | None, profile: Profile) -> list[str]:
@@ -100,7 +128,7 @@ def submit(run: Run, array: Array, script: str, dependency: str | None, profile:
     Raises:
         WorkFailedError: sbatch refused; the message is sbatch's own.
     """
-    executor = ArrayExecutor(run.folder / "scripts" / array.name, script, run.folder / "code", dependency, profile)
+    executor = ArrayExecutor(run, array, script, sbatch_options(str(run.folder), array, dependency), profile)
     (run.folder / "logs" / array.stage).mkdir(parents=True, exist_ok=True)  # without it the job dies with no word
     folder = str(run.folder)
     count = len(array.elements)
@@ -111,27 +139,32 @@ def submit(run: Run, array: Array, script: str, dependency: str | None, profile:
     return [job.job_id for job in jobs]
 
 
-def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
-    """What the scheduler says of each element's job: one call of squeue and one of sacct, however many jobs.
+def release(profile: Profile, jobs: Sequence[str]) -> None:
+    """Let go of arrays that were submitted on hold."""
+    call(profile, ["scontrol", "release", ",".join(jobs)])
 
-    The queue knows what is alive, accounting what is over, so the queue's word counts more; either may be missing.
-    When neither answers, no job is called anything but that.
-    """
+
+def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
+    """What the scheduler says of each element's job: one call of squeue and one of sacct, however many jobs."""
     if not jobs:
         return {}
     wanted = {job: key for key, job in jobs.items()}
-    arrays = ",".join(sorted({job.partition("_")[0] for job in wanted}))
-    found: dict[Edge, Seen] = {}
-    queued: set[str] = set()
-    failures = []
-    for command in (
-        ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,JobName", "-j", arrays],
-        ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r", "--me"],
+    arrays = sorted({job.partition("_")[0] for job in wanted})
+    queue: dict[Edge, Seen] = {}
+    accounting: dict[Edge, Seen] = {}
+    silent: dict[str, str] = {}
+    # Accounting is asked first: what it calls alive and the queue then does not hold has ended without its knowing.
+    # A single job that is gone is an error to squeue; of several it shows those that are there.
+    ids = ",".join(arrays if len(arrays) > 1 else arrays * 2)
+    for found, command in (
+        (accounting, ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,JobName", "-j", ids]),
+        (queue, ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r", "-j", ids]),
     ):
         try:
             text = call(profile, command)
         except WorkFailedError as error:
-            failures.append(str(error))
+            if NO_ACCOUNTING not in str(error):
+                silent[command[0]] = str(error)
             continue
         for line in text.splitlines():
             job, state, reason, name = [*line.split("|"), "", "", ""][:4]
@@ -139,16 +172,8 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
                 continue
             if command[0] == "sacct":
                 reason = "" if reason == "0:0" else f"exit {reason}"
-            else:
-                queued.add(job)
             found[wanted[job]] = Seen(state, "" if reason == "None" else reason)
-    if len(failures) == 2:
-        return {key: Seen(NO_ANSWER, failures[-1]) for key in jobs}
-    if not any(failure.startswith("squeue") for failure in failures):
-        for job, key in wanted.items():
-            if key in found and job not in queued and found[key].state.split()[0] in LIVE:
-                found[key] = Seen("FAILED", f"{found[key].state} in accounting, but no longer in the queue")
-    return found
+    return {key: reconciled(queue.get(key), accounting.get(key), silent) for key in jobs}
 
 
 def unrecorded(run: Run, profile: Profile) -> list[str]:
@@ -167,11 +192,10 @@ def cancel(profile: Profile, jobs: Sequence[str]) -> None:
 
 def call(profile: Profile, command: Sequence[str]) -> str:
     """What a Slurm command prints; WorkFailedError with its own words when it fails."""
-    environment = dict(word.split("=", 1) for word in _environment(profile))
     try:
         done = subprocess.run(
             command,
-            env=environment,
+            env=_environment(profile),
             capture_output=True,
             text=True,
             timeout=60,

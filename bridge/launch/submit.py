@@ -8,33 +8,35 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
-from bridge.launch.states import ACTIVE, SILENT, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
+from bridge.launch.script import is_root, sbatch_script
+from bridge.launch.states import ElementState, Seen, State, active_jobs, scheduler_state, with_parents
+from bridge.progress import duration
 from bridge.runs import Run, RunElement
 
 if TYPE_CHECKING:
     from bridge.config.profile import Profile
 
-
-CLOSED = ("done", "failed", "cancelled")  # nothing of these is queued or running
+FULL = 1 << 20  # bytes free, below which a disk counts as full
+# What srun and Python add to every end: the line before says more.
+MEANINGLESS = ("srun: error:", "srun: Terminating", "srun: Job step aborted", "srun: launch/slurm:", "Force Terminated")
 
 
 def scripts(run_id: str, elements: Sequence[RunElement], planned: Sequence[Array], profile: Profile) -> dict[str, str]:
     """The sbatch script of each array. Pure: what `plan --scripts` shows is what `launch` submits."""
     from bridge.config.profile import allocation
     from bridge.config.stages import Resources
-    from bridge.launch.script import sbatch_script
 
     by_key = {(e.stage, e.index): e for e in elements}
     found = {}
     for array in planned:
         first = by_key[array.stage, array.elements[0]]
         need = allocation(profile, first.kind, Resources(**first.settings["resources"]))
-        found[array.name] = sbatch_script(run_id, array, need, profile, profile.python or sys.executable)
+        found[array.name] = sbatch_script(run_id, array, need, profile, profile.python or sys.executable, first.kind)
     return found
 
 
@@ -77,7 +79,7 @@ def _note_launch(run: Run, profile: Profile) -> None:
 
 def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
     """Leave a note for the queue process that works on the run, or start one."""
-    again = [s.stage for s in states if s.state != "done" and s.state not in ACTIVE]
+    again = [s.stage for s in states if s.state != "done" and not s.open]
     if not again:
         return {}
     with run.lock("note", "ending", wait=True):
@@ -90,9 +92,9 @@ def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) ->
 def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
     from bridge.launch import slurm
 
-    for state in states:
-        if state.state == "unknown" and state.reason.startswith(SILENT):
-            raise WorkFailedError(f"{run.id}: {state.reason}; nothing was submitted, try again later")
+    if _drop_interrupted(run, profile):
+        states = observe(run)
+    _require_known(run, states)
     sealed = frozenset((s.stage, s.element) for s in states if s.state == "done")
     active = {(key.stage, key.element): job for key, job in active_jobs(states).items()}
     planned = arrays(run.parents(), sealed, active, profile.max_array)
@@ -106,6 +108,9 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
     try:
         for array in planned:
             _submit_array(run, array, texts[array.name], submitted, profile)
+        _require_parents(run, planned, states)
+        slurm.release(profile, [submitted[array.name] for array in planned if is_root(array)])
+        run.note_submission({"event": "release", "time": time.time()})
     except BaseException:  # whatever it was, Ctrl-C too: what was submitted must not run unseen
         _take_back(run, list(submitted.values()), profile)
         raise
@@ -113,6 +118,42 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
     for array in planned:
         result.setdefault(array.stage, []).append(submitted[array.name])
     return result
+
+
+def _drop_interrupted(run: Run, profile: Profile) -> bool:
+    """Cancel what a launch had submitted that was killed before it let go of it; whether there was such a launch."""
+    from bridge.launch import slurm
+
+    held: list[str] = []
+    for line in run.submissions():
+        if line["event"] in ("launch", "release"):
+            held.clear()
+        elif line["event"] == "submit" and line.get("held") is not None:
+            held.append(line["jobs"][0].partition("_")[0])
+    slurm.cancel(profile, held)
+    return bool(held)
+
+
+def _require_known(run: Run, states: Sequence[ElementState]) -> None:
+    """Nothing is submitted while an element might still be running: it would run twice."""
+    for state in states:
+        if state.open is None:
+            raise WorkFailedError(f"{run.id}: {state.reason}; nothing was submitted, try again later")
+
+
+def _require_parents(run: Run, planned: Sequence[Array], before: Sequence[ElementState]) -> None:
+    """Look again at jobs of earlier launches that new ones were tied to: one that is over by now ties nothing.
+
+    sbatch takes any job number as a dependency, and lets the child start when it does not know the number.
+    """
+    earlier = {after.job for array in planned for after in array.after if after.job}
+    if not earlier:
+        return
+    watched = {(s.stage, s.element) for s in before if s.open and s.job and s.job.partition("_")[0] in earlier}
+    for state in observe(run):
+        if (state.stage, state.element) in watched and state.state != "done" and not state.open:
+            what = f"{state.stage}/{state.element}, which others wait for, {state.state}: {state.reason}"
+            raise WorkFailedError(f"{run.id}: {what}; `bridge-rl resume {run.id}` submits it too")
 
 
 def _take_back(run: Run, jobs: Sequence[str], profile: Profile) -> None:
@@ -135,15 +176,15 @@ def _submit_array(run: Run, array: Array, script: str, submitted: dict[str, str]
     jobs = slurm.submit(run, array, script, wanted, profile)
     submitted[array.name] = jobs[0].partition("_")[0]
     facts = {"stage": array.stage, "elements": list(array.elements), "jobs": jobs, "dependency": wanted}
-    run.note_submission({"event": "submit", "time": time.time(), **facts})
+    run.note_submission({"event": "submit", "time": time.time(), **facts, "held": is_root(array)})
 
 
-def dependency(after: Iterable[After], submitted: dict[str, str]) -> str | None:
-    """sbatch's `--dependency` for one array, such as `aftercorr:12,afterok:15`."""
+def dependency(after: Iterable[After], submitted: Mapping[str, str]) -> str | None:
+    """sbatch's `--dependency` for one array, such as `aftercorr:12,afterok:15_0:15_2`."""
     parts = []
     for edge in after:
-        jobs = [submitted[edge.array]] if edge.array is not None else list(edge.jobs)
-        parts.append(":".join([edge.kind, *jobs]))
+        number = submitted[edge.array] if edge.array is not None else edge.job
+        parts.append(":".join([edge.kind, *([f"{number}_{task}" for task in edge.tasks] or [str(number)])]))
     return ",".join(parts) or None
 
 
@@ -157,19 +198,27 @@ def observe(run: Run) -> list[ElementState]:
     for line in run.submissions():
         for index, job in zip(line.get("elements", []), line.get("jobs", []), strict=False):
             jobs[Edge(line["stage"], index)] = job
-    sealed, seen = run.sealed(), {}
+    sealed, seen, profile = run.sealed(), {}, None
     if len(sealed) < len(run.elements):
-        seen = _ask_scheduler(run, {key: job for key, job in jobs.items() if key not in sealed})
+        profile = run.profile()
+        jobs |= {key: job for key in run.elements.keys() - sealed - jobs.keys() if (job := _unlaunched_job(run, key))}
+        seen = _ask_scheduler(run, profile, {key: job for key, job in jobs.items() if key not in sealed})
         sealed = run.sealed()
     found: dict[Edge, ElementState] = {}
     for key, element in run.elements.items():
         parents = [(f"{p.stage}/{p.element}", found[p]) for p in element.parents]
-        found[key] = _element_state(run, element, key in sealed, jobs.get(key), seen.get(key), parents)
+        found[key] = _element_state(run, profile, element, key in sealed, jobs.get(key), seen.get(key), parents)
     return list(found.values())
 
 
-def _ask_scheduler(run: Run, open_jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
-    profile = run.profile()
+def _unlaunched_job(run: Run, key: Edge) -> str | None:
+    """The job of an element that was started by hand, with plain sbatch."""
+    attempts = run.attempts(key)
+    job = attempts[-1].get("job") if attempts else None
+    return job if job and "_" in job else None
+
+
+def _ask_scheduler(run: Run, profile: Profile, open_jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
     if profile.cluster == "local":
         return local.look_up(run)
     from bridge.launch import slurm
@@ -179,6 +228,7 @@ def _ask_scheduler(run: Run, open_jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
 
 def _element_state(
     run: Run,
+    profile: Profile | None,
     element: RunElement,
     sealed: bool,
     job: str | None,
@@ -189,30 +239,59 @@ def _element_state(
     attempts = run.attempts(key)
     count = max((line.get("attempt", 0) for line in attempts), default=0)
     artifact = str(run.artifact(key)) if sealed else None
-    if sealed:
+    if sealed or profile is None:
         return ElementState(*key, element.label, "done", "", job, count, artifact)
     last = attempts[-1] if attempts else {}
     ended = last if last.get("event") == "end" and last.get("job") == job else None
     state: State
-    if job is None and seen is None:
+    if seen is None:
         state, reason = "unknown", "was never submitted; `resume` does it"
     else:
         state, reason = scheduler_state(seen, ended)
-        if state == "failed" and ended is None and (line := last_line(run.log(key, count))):
-            reason += f"; its last line: {line}"
+        if state == "failed" and ended is None:
+            reason = "; ".join([reason, *last_words(run, key, job, last)])
+        elif state == "running" and (quiet := quiet_for(run, profile, element, last)):
+            reason = f"{reason}, but no progress for {quiet}"
     state, reason = with_parents(state, reason, parents)
-    return ElementState(*key, element.label, state, reason, job, count, artifact)
+    alive = seen is not None and seen.queued if state != "blocked" else False
+    return ElementState(*key, element.label, state, reason, job, count, artifact, alive)
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says anything, at most 300 characters of it."""
+def quiet_for(run: Run, profile: Profile, element: RunElement, last: Mapping[str, Any]) -> str | None:
+    """How long a running element has made no progress, if that is longer than its setting `quiet`."""
+    from bridge.config.profile import QUIET, allocation
+    from bridge.config.stages import Resources, seconds
+
+    need = allocation(profile, element.kind, Resources(**element.settings["resources"]))
+    said = run.progress(Edge(element.stage, element.index)).get("time", 0.0)
+    silence = time.time() - max(said, last.get("time", time.time()))
+    return duration(silence) if silence > seconds(need.quiet or QUIET) else None
+
+
+def last_words(run: Run, key: Edge, job: str | None, last: Mapping[str, Any]) -> list[str]:
+    """What is known of an end that the stage could not write down: Slurm's own line, the stage's last, the disk."""
+    found = []
+    if job and (line := last_line(run.host_log(key, job), only="slurmstepd: error")):
+        found.append(line)
+    if last.get("job") == job and (line := last_line(run.log(key, last.get("attempt", 0)))):
+        found.append(f"its last line: {line}")
+    elif job and (line := last_line(run.host_log(key, job))) and line not in found:
+        found.append(f"the job's last line: {line}")
+    if shutil.disk_usage(run.folder).free < FULL:
+        found.append(f"the disk of {run.folder} is full")
+    return found
+
+
+def last_line(log: Path, only: str = "") -> str:
+    """The last line of a log that says anything (and holds `only`), at most 300 characters of it."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8192))
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    said = (line.strip() for line in reversed(lines) if only in line)
+    return next((line[:300] for line in said if line and not any(word in line for word in MEANINGLESS)), "")
 
 
 def cancel(run: Run, elements: Sequence[RunElement]) -> list[RunElement]:
@@ -228,7 +307,10 @@ def cancel(run: Run, elements: Sequence[RunElement]) -> list[RunElement]:
     with run.lock("launch", "launching", wait=True):
         with run.lock("note", "cancelling", wait=True):
             states = {Edge(s.stage, s.element): s for s in observe(run)}
-            open_keys = [k for k in run.elements if k in chosen and states[k].state not in CLOSED]
+            # A queue that is just being started on this machine has not said a word of what it will run.
+            open_keys = [
+                k for k in run.elements if k in chosen and (states[k].open is not False or states[k].state == "unknown")
+            ]
             jobs = {key: job for key in open_keys if (job := states[key].job)}
             if open_keys:
                 run.note_submission({"event": "cancel", "time": time.time(), "keys": [list(key) for key in open_keys]})

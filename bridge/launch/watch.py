@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bridge.graph import Edge
-from bridge.launch.states import ACTIVE, ElementState
+from bridge.launch.states import ElementState
 from bridge.launch.submit import observe
 from bridge.progress import duration
 from bridge.runs import Run
@@ -24,16 +23,18 @@ PATIENCE = 30.0  # seconds for which a state that the scheduler cannot explain m
 
 
 def wait(run: Run) -> list[ElementState]:
-    """Show a run until nothing of it is queued or running; the last states."""
+    """Show a run until nothing of it is queued or running; the last states.
+
+    While the scheduler does not answer, nothing is known to be over, and the wait goes on.
+    """
     slow = run.profile().cluster == "slurm"
     interval, puzzled_since = (1.0 if slow else 0.25), None
     with _display() as show:
         while True:
             states = observe(run)
             show(run, states)
-            words = {s.state for s in states}
-            if not words & ACTIVE:
-                if "unknown" not in words:
+            if all(s.open is False for s in states):
+                if not any(s.state == "unknown" for s in states):
                     return states
                 puzzled_since = puzzled_since or time.monotonic()
                 if time.monotonic() - puzzled_since > PATIENCE:
@@ -43,16 +44,6 @@ def wait(run: Run) -> list[ElementState]:
             time.sleep(interval)
             if slow:
                 interval = min(interval * 1.2, 15.0)
-
-
-def read_progress(run: Run, key: Edge) -> dict[str, Any]:
-    """What a running stage last said of its progress; empty when it has said nothing."""
-    path = run.work(key) / "progress.json"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 @contextmanager
@@ -92,7 +83,7 @@ class _Bars:
                 self.tasks[key] = self.bars.add_task(name, total=None, note="")
             task = self.tasks[key]
             if state.state == "running":
-                facts = read_progress(run, Edge(*key))
+                facts = run.progress(Edge(*key))
                 self.bars.update(
                     task, total=facts.get("total"), completed=facts.get("done", 0), note=escape(note(facts))
                 )
@@ -123,7 +114,7 @@ class _Lines:
                     self._say(f"{name}: {state.state}{label}{reason}")
                 self.last[key], self.said[key] = state.state, now
             elif state.state == "running" and now - self.said[key] >= LINE_EVERY:
-                facts = read_progress(run, Edge(*key))
+                facts = run.progress(Edge(*key))
                 if facts:
                     self._say(f"{name}: {facts['done']}/{facts['total']} {note(facts)}")
                 self.said[key] = now

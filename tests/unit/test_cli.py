@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from chain import bridge, bridge_json, command, tree, write_tiny
+from chain import TINY, bridge, bridge_json, command, tree, write_tiny
 
 from bridge.graph import Edge
 from bridge.launch.prepare import prepare
@@ -294,8 +294,42 @@ def test_the_record_holds_the_experiment_as_it_was_run(tmp_path: Path) -> None:
     assert run.record["overrides"] == ["stages.sft.steps=5", "seed=3"]
 
 
-def test_a_percent_sign_in_the_runs_folder_is_refused(tmp_path: Path) -> None:
-    assert "no % in its path" in bridge("launch", write_tiny(tmp_path), runs=tmp_path / "50%a", check=2).stderr
+HOSTILE = ["50%a %j%%", "a 'b' \"c\"; echo d", "line\nbreak", "Größe 数据", "$HOME `id`", "-n"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_runs_folder_of_any_name_works(tmp_path: Path, name: str) -> None:
+    task = TINY[TINY.index("task:") : TINY.index("stages:")]
+    text = f"name: tiny\nmodel: no/model\n{task}stages:\n  test_data: {{kind: data, split: test, size: 3}}\n"
+    value = bridge_json("launch", write_tiny(tmp_path, text), "--wait", runs=tmp_path / name)
+    assert Path(value["dir"]).parent == tmp_path / name
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "tiny.yaml"])  # and nothing beside it
+    assert [e["state"] for e in bridge_json("status", value["run"], runs=tmp_path / name)["elements"]] == ["done"]
+    assert "sealed" in bridge("logs", value["run"], "test_data", runs=tmp_path / name).stdout
+
+
+def test_a_backslash_in_the_runs_folder_is_refused(tmp_path: Path) -> None:
+    assert "no backslash in its path" in bridge("launch", write_tiny(tmp_path), runs=tmp_path / "a\\b", check=2).stderr
+
+
+def test_only_the_folder_of_a_run_is_prepared(tmp_path: Path) -> None:
+    folder = Path(bridge("launch", write_tiny(tmp_path), "--prepare", runs=tmp_path).stdout.strip())
+    assert (folder / "run.json").is_file()
+    assert not (folder / "jobs.jsonl").exists()
+    states = {e["state"] for e in bridge_json("status", folder.name, runs=tmp_path)["elements"]}
+    assert states == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("stages.rl.resources.processes=2", "the stage 'rl' of kind rl runs in one process on one node"),
+        ("stages.eval.resources.nodes=2", "the stage 'eval' of kind eval runs in one process on one node"),
+        ("stages.sft.resources.nodes=2", "the stage 'sft' wants 2 nodes; this machine is one"),
+    ],
+)
+def test_processes_and_nodes_that_a_stage_cannot_use(tmp_path: Path, setting: str, said: str) -> None:
+    assert said in bridge("plan", write_tiny(tmp_path), setting, runs=tmp_path, check=2).stderr
 
 
 def test_a_limit_that_leaves_no_time_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.launch.states import NO_ANSWER, ElementState, Seen, run_state, scheduler_state, with_parents
+from bridge.launch.states import GONE, ElementState, Seen, reconciled, run_state, scheduler_state, with_parents
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,8 @@ from bridge.launch.states import NO_ANSWER, ElementState, Seen, run_state, sched
         ("SUSPENDED", "", "running"),
         ("RESIZING", "", "running"),
         ("REQUEUED", "", "requeued"),
-        ("PREEMPTED", "", "requeued"),
+        ("PREEMPTED", "", "failed"),  # Slurm did not start it again
+        ("PENDING", "a reason of 2031", "pending"),
         ("CANCELLED by 1000", "", "cancelled"),
         ("CANCELLED+", "", "cancelled"),
         ("FAILED", "exit 1:0", "failed"),
@@ -32,7 +33,7 @@ from bridge.launch.states import NO_ANSWER, ElementState, Seen, run_state, sched
     ],
 )
 def test_the_schedulers_word_and_what_we_make_of_it(word: str, reason: str, state: str) -> None:
-    found, why = scheduler_state(Seen(word, reason), None)
+    found, why = scheduler_state(Seen(word, reason, queued=True), None)
     assert found == state
     if state not in ("waiting", "blocked"):
         assert word.split()[0].rstrip("+") in why  # the scheduler's own word is in the reason
@@ -44,14 +45,53 @@ def test_the_stages_own_words_are_quoted() -> None:
 
 
 def test_a_job_that_the_scheduler_forgot() -> None:
-    assert scheduler_state(None, {"exit": 1, "reason": "boom"}) == ("failed", "exit code 1: boom")
-    assert scheduler_state(None, None)[0] == "unknown"
-    assert scheduler_state(None, {"exit": 75, "reason": "saved"})[0] == "unknown"
+    gone = reconciled(None, None, {})
+    assert gone == Seen("", "", queued=False)
+    assert scheduler_state(gone, {"exit": 1, "reason": "boom"}) == ("failed", "exit code 1: boom")
+    assert scheduler_state(gone, None) == ("failed", f"{GONE}: killed, or its node was lost")
+    assert scheduler_state(gone, {"exit": 75, "reason": "saved"})[0] == "failed"
+
+
+def test_a_requeued_job_that_waits_says_why_it_stopped() -> None:
+    seen = Seen("PENDING", "BeginTime", queued=True)
+    assert scheduler_state(seen, {"exit": 75, "reason": "saved"}) == ("requeued", "PENDING (BeginTime): saved")
+
+
+@pytest.mark.parametrize(
+    ("queue", "accounting", "silent", "state", "queued"),
+    [
+        # both answer: the queue counts for what is alive
+        (Seen("RUNNING"), Seen("RUNNING"), "", "running", True),
+        (Seen("PENDING", "BeginTime"), Seen("NODE_FAIL"), "", "pending", True),  # lost, and waiting for another node
+        (Seen("COMPLETED"), Seen("RUNNING"), "", "failed", False),  # accounting is behind; and nothing is sealed
+        (None, Seen("TIMEOUT"), "", "failed", False),
+        (None, Seen("RUNNING"), "", "failed", False),  # the controller lost it
+        (Seen("SOMETHING_NEW"), None, "", "unknown", True),
+        (None, Seen("SOMETHING_NEW"), "", "unknown", False),
+        # the controller is silent: an end that may be no end decides nothing
+        (None, Seen("RUNNING"), "squeue", "unknown", None),
+        (None, Seen("NODE_FAIL"), "squeue", "unknown", None),
+        (None, Seen("PREEMPTED"), "squeue", "unknown", None),
+        (None, Seen("FAILED", "exit 75:0"), "squeue", "unknown", None),
+        (None, Seen("FAILED", "exit 1:0"), "squeue", "failed", False),
+        (None, Seen("CANCELLED by 1000"), "squeue", "cancelled", False),
+        (None, None, "squeue", "unknown", None),
+        # accounting is silent
+        (Seen("RUNNING"), None, "sacct", "running", True),
+        (None, None, "sacct", "unknown", False),
+        (None, None, "squeue sacct", "unknown", None),
+    ],
+)
+def test_queue_and_accounting_together(
+    queue: Seen | None, accounting: Seen | None, silent: str, state: str, queued: bool | None
+) -> None:
+    seen = reconciled(queue, accounting, {name: "timed out" for name in silent.split()})
+    assert (scheduler_state(seen, None)[0], seen.queued) == (state, queued)
 
 
 def test_a_scheduler_that_does_not_answer_decides_nothing() -> None:
-    state, reason = scheduler_state(Seen(NO_ANSWER, "squeue: timed out"), {"exit": 1})
-    assert (state, reason) == ("unknown", "the scheduler does not answer: squeue: timed out")
+    seen = reconciled(None, None, {"squeue": "squeue: timed out"})
+    assert scheduler_state(seen, {"exit": 1}) == ("unknown", "the scheduler does not answer: squeue: timed out")
 
 
 def element(state: str, reason: str = "") -> ElementState:
