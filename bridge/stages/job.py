@@ -12,6 +12,9 @@ from types import FrameType
 from bridge.config.stages import StageSettings
 from bridge.config.tasks import TaskSettings
 
+SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+"""What announces the end of a job: the scheduler's warning, preemption or cancel, and Ctrl-C."""
+
 
 class StopEarlyError(Exception):
     """The stage saved its state and wants to be started again (exit code 75)."""
@@ -27,8 +30,8 @@ class StopFlag:
         self.requested = False
 
     def listen(self) -> None:
-        """Catch USR2 (the scheduler's warning), TERM (preemption, cancel) and INT."""
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        """Catch the signals from now on."""
+        for number in SIGNALS:
             signal.signal(number, self._set)
 
     def _set(self, number: int, frame: FrameType | None) -> None:

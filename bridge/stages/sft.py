@@ -23,6 +23,7 @@ from bridge.train.journal import open_journal
 from bridge.train.loop import Training
 from bridge.train.losses import sft_loss
 from bridge.train.model import copy_configuration, load_model, load_tokenizer, model_folder, positions, setup, stop_ids
+from bridge.train.parallel import Group
 
 TABLE_ROWS = 4  # completions in a sample table
 
@@ -56,6 +57,7 @@ def run(job: Job) -> dict[str, Any]:
     total = settings.steps or math.ceil(len(rows) * (settings.epochs or 1) / settings.batch)
     with open_journal(settings, job.label, job.out, job.scratch) as journal:
         training = Training(model, settings, total, journal, job.scratch / "checkpoints")
+        group = training.group
         training.resume()
         model.train()
         for step in training.steps(lambda: job.stop.requested, job.label):
@@ -66,17 +68,19 @@ def run(job: Job) -> dict[str, Any]:
             )
             batch = [rows[i] for i in stream(len(rows), start, count, settings.seed)]
             training.record({"lr": training.lr})
-            loss, norm = training.update(losses(model, batch, settings.micro_batch, chat.vocabulary))
+            loss, norm = training.update(losses(model, batch, settings.micro_batch, chat.vocabulary, group))
             training.record({"loss": loss, "grad_norm": norm, "tokens": sum(len(row.ids) for row in batch)})
             if eval_rows and ((step + 1) % settings.eval_every == 0 or step + 1 == total):
-                training.record({"eval_loss": mean_loss(model, eval_rows, settings.micro_batch, chat.vocabulary)})
+                value = mean_loss(model, eval_rows, settings.micro_batch, chat.vocabulary, group)
+                training.record({"eval_loss": value})
             if settings.samples_every and (step + 1) % settings.samples_every == 0:
-                journal.samples(step + 1, sample_table(model, chat, held_out or data, limit))
+                table = group.lead(lambda: sample_table(model, chat, held_out or data, limit))
+                journal.samples(step + 1, table)
         if training.step < total:
             raise StopEarlyError(f"{job.label}: stopped after step {training.step} of {total}; saved")
         training.finish(job.out / "checkpoint.pt")
-        last = journal.last()
-    copy_configuration(source, job.out, chat.stop_ids)
+        last = group.lead(journal.last)
+    group.lead(lambda: copy_configuration(source, job.out, chat.stop_ids))
     return {
         "steps": total,
         "rows": len(rows),
@@ -99,23 +103,24 @@ def encode(chat: Chat, data: Dataset, limit: int, loss_on: str) -> Encoded:
     return Encoded(kept, cut, len(rows) - len(kept))
 
 
-def losses(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int) -> Iterator[Tensor]:
-    """The loss of each micro-batch; together the mean over all trained tokens of `rows`."""
+def losses(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int, group: Group) -> Iterator[Tensor]:
+    """The loss of each micro-batch of this process; over all processes together the mean over the trained tokens."""
     device = next(model.parameters()).device
     total = sum(row.targets for row in rows)
-    for part in micro_batches(rows, size):
-        batch = collate([rows[i] for i in part], device)
+    own = [rows[i] for i in group.share([len(row.ids) for row in rows])]
+    for part in micro_batches(own, size):
+        batch = collate([own[i] for i in part], device)
         yield sft_loss(batch_logprobs(model, batch, vocabulary), batch.mask, total)
 
 
 @torch.no_grad()
-def mean_loss(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int) -> float:
+def mean_loss(model: nn.Module, rows: Sequence[Row], size: int, vocabulary: int, group: Group) -> float:
     """Loss per trained token of held-out rows, without dropout."""
     was_training = model.training
     model.eval()
-    value = sum(loss.item() for loss in losses(model, rows, size, vocabulary))
+    value = sum(loss.item() for loss in losses(model, rows, size, vocabulary, group))
     model.train(was_training)
-    return value
+    return group.sum(value)
 
 
 def sample_table(model: nn.Module, chat: Chat, data: Dataset, limit: int) -> list[dict[str, Any]]:

@@ -32,9 +32,14 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def save_step(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write `step-N.pt` into `folder` and delete all but the newest files."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(folder / f"step-{step:08d}.pt", state)
+    write_checkpoint(step_file(folder, step), state)
     for old in _newest_first(folder)[KEEP:]:
         old.unlink()
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """Where the state after `step` steps is."""
+    return folder / f"step-{step:08d}.pt"
 
 
 def latest(folder: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bridge.config.stages import OptimizerSettings
 from bridge.errors import UserError
+from bridge.train.parallel import together
 
 Row = Mapping[str, Any]
 
@@ -56,14 +57,30 @@ class Journal:
         return line
 
 
+class _Unwritten(Journal):
+    """The journal of all ranks but the first."""
+
+    def rewind(self, step: int) -> None:
+        pass
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        pass
+
+
 @contextmanager
 def open_journal(settings: OptimizerSettings, label: str, out: Path, scratch: Path) -> Iterator[Journal]:
-    """The journal of a stage, with a W&B run when the settings ask for one.
+    """The journal of a stage, with a W&B run when the settings ask for one. What ranks other than 0 note is dropped.
 
     The W&B run is offline unless WANDB_MODE says otherwise. Its files go to `out`, so that `wandb sync` works on the
     finished artifact; its id is kept in `scratch`, so that a resumed stage continues the same run. The run is always
     ended: its service process would stay.
     """
+    if not together().leads:
+        yield _Unwritten(out)
+        return
     if settings.wandb is None:
         yield Journal(out)
         return

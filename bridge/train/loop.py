@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from torch import Tensor, nn
 
 from bridge.config.stages import OptimizerSettings
 from bridge.errors import WorkFailedError
-from bridge.progress import progress
+from bridge.progress import Meter, progress
 from bridge.train import checkpoint
 from bridge.train.journal import Journal
+from bridge.train.parallel import together
 from bridge.train.schedules import learning_rate
 
 FORMAT = 1
@@ -31,7 +34,8 @@ class Training:
             training.record({"loss": loss, ...})
         if training.step < training.total: ...  # stopped early, saved
 
-    A step is what the stage calls a step; it may hold several optimizer updates (`updates` of them).
+    A step is what the stage calls a step; it may hold several optimizer updates (`updates` of them). Where several
+    processes train together, each calls the same methods, and rank 0 alone writes.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Training:
     ) -> None:
         self.model, self.settings, self.total = model, settings, total
         self.journal, self.folder = journal, folder
+        self.group = together()
         self.step = 0
         """Steps that are done."""
         self._updates, self._in_step = updates, 0
@@ -62,19 +67,32 @@ class Training:
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one; forget what was logged after it."""
-        state = checkpoint.latest(self.folder)
+        state = self._newest()
         if state is not None:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.step, self._window = state["step"], state["window"]
-            torch.set_rng_state(state["rng"]["torch"])
-            if torch.cuda.is_available() and state["rng"]["cuda"]:
-                torch.cuda.set_rng_state_all(state["rng"]["cuda"])
+            rngs = [state["rng"], *state.get("rng_of_other_ranks", [])]
+            if self.group.rank < len(rngs):
+                self._set_rng(rngs[self.group.rank])
         self.journal.rewind(self.step)
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The state to go on from. Rank 0 chooses: it also deletes damaged files, which others must not read."""
+        state = checkpoint.latest(self.folder) if self.group.leads else None
+        step = self.group.lead(lambda: None if state is None else int(state["step"]))
+        if step is None or self.group.leads:
+            return state
+        path = checkpoint.step_file(self.folder, step)
+        state = checkpoint.read_checkpoint(path)
+        if state is None:
+            raise WorkFailedError(f"{path}: rank 0 can read it, but {socket.gethostname()} cannot")
+        return state
 
     def state(self) -> dict[str, Any]:
         """Everything that the next step depends on. `cursor` is the position in the stream of rows."""
         s = self.settings
+        rng, *others = self.group.gather(self._rng())
         return {
             "format": FORMAT,
             "step": self.step,
@@ -82,21 +100,19 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": {"schedule": s.schedule, "step": self.step, "total": self.total, "lr": self.lr},
-            "rng": {
-                "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            },
+            "rng": rng,
             "window": self._window,
-        }
+        } | ({"rng_of_other_ranks": others} if others else {})
 
     def steps(self, stop: Callable[[], bool], label: str, unit: str = "steps") -> Iterator[int]:
         """The numbers of the steps to do, from 0. Ends early, with a checkpoint, once `stop()` is true."""
         saved = self.step
-        with progress(label, self.total, unit, done=self.step) as meter:
+        silent = nullcontext(Meter(label, self.total, unit))
+        with progress(label, self.total, unit, done=self.step) if self.group.leads else silent as meter:
             while self.step < self.total:
-                if stop():
+                if self.group.any(stop()):  # all or none: a process that went on would wait for the others in vain
                     if self.step > saved:
-                        checkpoint.save_step(self.folder, self.step, self.state())
+                        self._save()
                     return
                 self._in_step = 0
                 started = time.monotonic()
@@ -107,20 +123,28 @@ class Training:
                 if self.step % self.settings.log_every == 0 or self.step == self.total:
                     self._write_line()
                 if self.settings.save_every and self.step % self.settings.save_every == 0:
-                    checkpoint.save_step(self.folder, self.step, self.state())
+                    self._save()
                     saved = self.step
+
+    def _save(self) -> None:
+        state = self.state()
+        if self.group.leads:
+            checkpoint.save_step(self.folder, self.step, state)
 
     def update(self, losses: Iterable[Tensor]) -> tuple[float, float]:
         """One optimizer update from the losses of its micro-batches, whose sum is the loss of the update.
 
-        Returns that loss and the norm of the gradient before clipping. Raises WorkFailedError when the norm is not
-        finite: the weights would be lost.
+        Where several processes train together these are the micro-batches of this one, and the sum is over all of
+        them. Returns that loss and the norm of the gradient before clipping. Raises WorkFailedError when the norm is
+        not finite: the weights would be lost.
         """
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for loss in losses:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+        total = self.group.sum(total)
+        self.group.add_gradients(self.model.parameters())
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip))
         if not math.isfinite(norm):
             raise WorkFailedError(f"step {self.step + 1}: the gradient is not finite (loss {total}); lower lr")
@@ -137,10 +161,21 @@ class Training:
 
     def finish(self, path: Path) -> None:
         """Write the final checkpoint."""
-        checkpoint.write_checkpoint(path, self.state())
+        state = self.state()
+        if self.group.leads:
+            checkpoint.write_checkpoint(path, state)
 
     def _write_line(self) -> None:
         line = {name: sum(values) / len(values) for name, values in self._window.items()}
         line["tokens_per_second"] = line.get("tokens", 0.0) / max(line["seconds"], 1e-9)
         self.journal.metrics(self.step, line)
         self._window = {}
+
+    def _rng(self) -> dict[str, Any]:
+        cuda = [torch.cuda.get_rng_state(gpu) for gpu in self.group.gpus]
+        return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+    def _set_rng(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+        for gpu, own in zip(self.group.gpus, state["cuda"], strict=False):
+            torch.cuda.set_rng_state(own, gpu)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bridge.config.stages import InitSettings
 from bridge.errors import UserError
+from bridge.train.parallel import together
 
 MODERN = int(transformers.__version__.split(".")[0]) >= 5
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -39,10 +40,11 @@ TOKENIZER_FILES = (
 
 def setup(threads: int, seed: int) -> torch.device:
     """Set torch's threads and generators; returns the device to work on."""
+    group = together()
     torch.set_num_threads(threads)
-    torch.manual_seed(seed)
+    torch.manual_seed(group.seed(seed))
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return group.device
 
 
 def model_folder(source: Path) -> Path:
