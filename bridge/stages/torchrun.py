@@ -295,5 +295,6 @@ class _Agent(LocalElasticAgent):
             self._told = True
             for handler in handlers.values():
                 handler.proc.send_signal(signal.SIGUSR2)
-        done = all(code == 0 for code in codes.values())
-        return RunResult(state=WorkerState.SUCCEEDED if done else WorkerState.HEALTHY)
+        if all(code == 0 for code in codes.values()):
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(codes))
+        return RunResult(state=WorkerState.HEALTHY)
