@@ -41,7 +41,7 @@ trap 'rm -rf -- "$TMPDIR"' EXIT
 stopped=""
 trap 'stopped=yes' TERM
 
-srun --export=ALL --unbuffered --kill-on-bad-exit=1 {{ command }}
+srun --export=ALL --cpus-per-task={{ cpus }} --unbuffered --kill-on-bad-exit=1 {{ command }}
 code=$?
 
 # 75: the stage saved its state and wants to go on. Only this element is requeued.
@@ -123,6 +123,7 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
         env=lines,
         secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
         scratch=shlex.quote(allocation.scratch) if allocation.scratch else None,
+        cpus=allocation.cpus or 1,  # since 22.05 a step no longer takes it over from the job
         setup=[*profile.setup, *allocation.setup],
         command=f"{shlex.quote(python)} -u -m submitit.core._submit {folder}",
     )

@@ -16,11 +16,11 @@ from rich.table import Table
 from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
 from bridge.launch.script import sbatch_options
-from bridge.launch.states import ElementState, run_state
+from bridge.launch.states import STUCK, ElementState, run_state
 from bridge.launch.submit import dependency, observe, scripts
 from bridge.launch.watch import note
 from bridge.record import recorded_elements
-from bridge.runs import Run
+from bridge.runs import Run, RunElement
 
 if TYPE_CHECKING:
     from bridge.launch.prepare import Plan
@@ -117,6 +117,14 @@ def run_summary(run: Run) -> Json:
     }
 
 
+def names(elements: Sequence[RunElement]) -> str:
+    """`sft/0-99, eval/3`: many elements in few words."""
+    stages: dict[str, list[int]] = {}
+    for element in elements:
+        stages.setdefault(element.stage, []).append(element.index)
+    return ", ".join(f"{stage}/{ranges(numbers)}" for stage, numbers in stages.items())
+
+
 def status(run: Run) -> Json:
     """A run as `status --json` prints it."""
     return _as_json(run, observe(run))
@@ -169,7 +177,7 @@ def watch_status(run: Run) -> None:
         while True:
             states = observe(run)
             live.update(_status_table(_as_json(run, states), run), refresh=True)
-            if all(s.open is False for s in states):
+            if all(s.open is False or s.state in STUCK for s in states):
                 return
             time.sleep(2.0)
 

@@ -10,6 +10,8 @@ from bridge.graph import Edge
 
 State = Literal["waiting", "pending", "blocked", "running", "requeued", "done", "failed", "cancelled", "unknown"]
 
+STUCK: tuple[State, ...] = ("blocked", "cancelled")
+
 SILENT = "the scheduler does not answer"
 GONE = "it is no longer in the queue, and nothing is known of its end"
 
@@ -51,7 +53,7 @@ class ElementState:
     attempts: int
     artifact: str | None
     open: bool | None = False
-    """Whether something of it is running or will be; None when that cannot be known now."""
+    """Whether the scheduler has it in hand, running or queued; None when that cannot be known now."""
 
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
@@ -162,5 +164,8 @@ def run_state(states: Sequence[ElementState]) -> str:
 
 
 def active_jobs(states: Sequence[ElementState]) -> dict[Edge, str]:
-    """Elements that an earlier submission still has in hand → job id."""
-    return {Edge(s.stage, s.element): s.job for s in states if s.open and s.job}
+    """Elements that an earlier submission still has in hand → job id.
+
+    Not those that can never start, and will leave the queue in a moment: what they wait for failed or was cancelled.
+    """
+    return {Edge(s.stage, s.element): s.job for s in states if s.open and s.job and s.state not in STUCK}

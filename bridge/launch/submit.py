@@ -14,7 +14,7 @@ from bridge.errors import UserError, WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
 from bridge.launch.script import is_root, sbatch_script
-from bridge.launch.states import ElementState, Seen, State, active_jobs, scheduler_state, with_parents
+from bridge.launch.states import STUCK, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
 from bridge.progress import duration
 from bridge.runs import Run, RunElement
 
@@ -79,7 +79,7 @@ def _note_launch(run: Run, profile: Profile) -> None:
 
 def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
     """Leave a note for the queue process that works on the run, or start one."""
-    again = [s.stage for s in states if s.state != "done" and not s.open]
+    again = [s.stage for s in states if s.state != "done" and (not s.open or s.state in STUCK)]
     if not again:
         return {}
     with run.lock("note", "ending", wait=True):
@@ -100,7 +100,7 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
     planned = arrays(run.parents(), sealed, active, profile.max_array)
     if not planned:
         return {}
-    stale = [s.job for s in states if s.state == "blocked" and s.job]
+    stale = [s.job for s in states if s.state in STUCK and s.open and s.job]
     slurm.cancel(profile, [*stale, *slurm.unrecorded(run, profile)])
     _note_launch(run, profile)
     texts = scripts(run.id, list(run.elements.values()), planned, profile)
@@ -253,7 +253,7 @@ def _element_state(
         elif state == "running" and (quiet := quiet_for(run, profile, element, last)):
             reason = f"{reason}, but no progress for {quiet}"
     state, reason = with_parents(state, reason, parents)
-    alive = seen is not None and seen.queued if state != "blocked" else False
+    alive = seen is not None and seen.queued
     return ElementState(*key, element.label, state, reason, job, count, artifact, alive)
 
 

@@ -13,13 +13,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bridge.graph import Edge
-from bridge.launch.states import ElementState
+from bridge.launch.states import STUCK, ElementState
 from bridge.launch.submit import observe
 from bridge.progress import duration
 from bridge.runs import Run
 
 LINE_EVERY = 10.0  # seconds between two progress lines of one element in a log
-PATIENCE = 30.0  # seconds for which a state that the scheduler cannot explain may be a passing failure
+# Seconds for which a state that nobody can explain may be a passing failure, and in which Slurm takes jobs out of its
+# queue that can never start.
+PATIENCE = 30.0
 
 
 def wait(run: Run) -> list[ElementState]:
@@ -33,8 +35,8 @@ def wait(run: Run) -> list[ElementState]:
         while True:
             states = observe(run)
             show(run, states)
-            if all(s.open is False for s in states):
-                if not any(s.state == "unknown" for s in states):
+            if all(s.open is False or s.state in STUCK for s in states):
+                if not any(s.open or s.state == "unknown" for s in states):
                     return states
                 puzzled_since = puzzled_since or time.monotonic()
                 if time.monotonic() - puzzled_since > PATIENCE:

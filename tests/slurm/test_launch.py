@@ -9,49 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from chain import TINY, bridge, bridge_json, command, tree, write_tiny
 from conftest import Cluster
+from launching import FAST, SWEEP, launch, queue, states, wait_for
 
 from bridge.artifacts import open_artifact
 from bridge.graph import Edge
 from bridge.runs import Run
 
 pytestmark = pytest.mark.slurm
-
-SWEEP = """\
-sweep:
-  stages.train_data.behavior: [vanilla, bridge]
-  seed: [0, 1, 2]
-"""
-FAST = ("stages.sft.steps=4", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft, rl]")
-
-
-def launch(experiment: Path, *words: str, runs: Path, wait: bool = True, check: int = 0) -> Run:
-    flags = ("--wait",) if wait else ()
-    value = bridge_json("launch", experiment, *words, "--profile", "devcluster", *flags, runs=runs, check=check)
-    return Run(Path(value["dir"]))
-
-
-def states(run: Run, runs: Path) -> dict[str, dict[str, Any]]:
-    value = bridge_json("status", run.id, runs=runs)
-    return {f"{e['stage']}/{e['element']}": e for e in value["elements"]}
-
-
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.05)
-
-
-def queue(cluster: Cluster, run: Run) -> list[str]:
-    return [line for line in cluster.run("squeue", "-h", "-o", "%j").splitlines() if line.startswith(run.id)]
 
 
 def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: Path) -> None:
@@ -67,13 +37,15 @@ def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: P
     }  # fmt: skip
 
     submitted = [line for line in run.submissions() if line["event"] == "submit"]
-    by_stage = {line["stage"]: line for line in submitted}
-    ids = {stage: line["jobs"][0].partition("_")[0] for stage, line in by_stage.items()}
-    assert by_stage["convert_sft"]["dependency"] == f"aftercorr:{ids['sft']}"
-    assert by_stage["rl"]["dependency"] == f"aftercorr:{ids['convert_sft']},afterok:{ids['rl_data']}"
-    text = cluster.run("sacct", "-X", "-n", "-P", "-o", "JobID,State,Submit,Start", "-j", ids["rl"])
+    by_stage = {(line["stage"], line["elements"][0]): line for line in submitted}
+    ids = {name: line["jobs"][0].partition("_")[0] for name, line in by_stage.items()}
+    # three seeds share a train set: two arrays of three, each tied to its own one
+    assert by_stage["base", 3]["dependency"] == f"afterok:{ids['train_data', 0]}_1"
+    assert by_stage["convert_sft", 3]["dependency"] == f"aftercorr:{ids['sft', 3]}"
+    assert by_stage["rl", 3]["dependency"] == f"aftercorr:{ids['convert_sft', 3]},afterok:{ids['rl_data', 0]}"
+    text = cluster.run("sacct", "-X", "-n", "-P", "-o", "JobID,State,Submit,Start", "-j", ids["rl", 3])
     rows = [line.split("|") for line in text.splitlines()]
-    assert sorted(row[0] for row in rows) == [f"{ids['rl']}_{task}" for task in range(6)]
+    assert sorted(row[0] for row in rows) == [f"{ids['rl', 3]}_{task}" for task in range(3)]
     assert {row[1] for row in rows} == {"COMPLETED"}
     assert all(row[3] > row[2] for row in rows)  # it waited: it did not start when it was submitted
 
@@ -82,7 +54,7 @@ def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: P
     assert max(line["time"] for line in submitted) < first_end + 5
     again = bridge_json("resume", run.id, "--wait", runs=tmp_path)
     assert again["jobs"] == {}
-    assert len(run.submissions()) == len(submitted) + 1  # the one launch
+    assert len(run.submissions()) == len(submitted) + 2  # one launch, one release
 
 
 def test_the_artifacts_are_those_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -227,5 +199,8 @@ def test_a_launch_is_interrupted_while_it_submits(
     else:
         time.sleep(3)
         assert len(run.submissions()) == 2  # the launch and the first array; the second is in the queue all the same
+        time.sleep(2)
+        assert {line["event"] for line in run.submissions()} == {"launch", "submit"}
+        assert not any(run.attempts(key) for key in run.elements)  # all of it is held
         bridge("cancel", run.id, runs=tmp_path / "runs")
     wait_for(lambda: not queue(cluster, run), "the queue to be empty", 30)

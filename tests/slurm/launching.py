@@ -1,0 +1,74 @@
+"""What the tests of the launcher on a real Slurm share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from chain import bridge_json
+from conftest import Cluster
+
+from bridge.graph import Edge
+from bridge.runs import Run
+
+SWEEP = """\
+sweep:
+  stages.train_data.behavior: [vanilla, bridge]
+  seed: [0, 1, 2]
+"""
+FAST = ("stages.sft.steps=4", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft, rl]")
+
+
+def launch(experiment: Path, *words: str, runs: Path, wait: bool = True, check: int = 0) -> Run:
+    """Launch on the dev cluster, unless the words name another profile."""
+    flags = (*(() if "--profile" in words else ("--profile", "devcluster")), *(("--wait",) if wait else ()))
+    return Run(Path(bridge_json("launch", experiment, *words, *flags, runs=runs, check=check)["dir"]))
+
+
+def profile(folder: Path, stages: dict[str, dict[str, object]] | None = None, **settings: object) -> str:
+    """A profile for the dev cluster with some settings of its own; what to give to --profile."""
+    value = {
+        "cluster": "slurm",
+        "slurm_conf": os.environ["SLURM_CONF"],
+        "max_array": 101,
+        "defaults": {"cpus": 1, "mem": "1G", "time": "30m"},
+        "stages": stages or {},
+        **settings,
+    }
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(value), encoding="utf-8")
+    return str(path)
+
+
+def states(run: Run, runs: Path) -> dict[str, dict[str, Any]]:
+    value = bridge_json("status", run.id, runs=runs)
+    return {f"{e['stage']}/{e['element']}": e for e in value["elements"]}
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.05)
+
+
+def queue(cluster: Cluster, run: Run) -> list[str]:
+    return [line for line in cluster.run("squeue", "-h", "-o", "%j").splitlines() if line.startswith(run.id)]
+
+
+def saved_steps(run: Run, stage: str = "sft") -> list[Path]:
+    """Checkpoints that a running training stage has saved so far."""
+    return sorted((run.folder / "stages" / stage / ".0.work/scratch/checkpoints").glob("step-*.pt"))
+
+
+def ends(run: Run, stage: str = "sft", element: int = 0) -> list[int]:
+    """The exit codes of the attempts that have ended."""
+    return [line["exit"] for line in run.attempts(Edge(stage, element)) if line["event"] == "end"]
+
+
+def weights(run: Run, stage: str = "convert_sft", element: int = 0) -> bytes:
+    return (run.folder / "stages" / stage / str(element) / "model.safetensors").read_bytes()
