@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bridge.errors import UserError
 
 SEAL = "SEAL.json"
+PRUNED = "PRUNED.json"
 FORMAT = 1
 
 
@@ -56,13 +58,19 @@ def seal(folder: Path, kind: str, fingerprint: str, made_by: str, summary: Mappi
         flush(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
     result = Seal(kind, FORMAT, fingerprint, made_by, files, summary)
-    temporary = folder / (SEAL + ".tmp")
-    temporary.write_text(json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    flush(temporary)
-    temporary.replace(folder / SEAL)
+    _write(folder / SEAL, asdict(result))
     for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
         flush(path)
     return result
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON that appears under its name only when it is whole and on disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    flush(temporary)
+    temporary.replace(path)
+    flush(path.parent)
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -91,14 +99,21 @@ def read_seal(folder: Path) -> Seal | None:
 
 
 def is_sealed(folder: Path, fingerprint: str) -> bool:
-    """Whether an artifact with this fingerprint stands there with all its files, by seal and sizes (none is read)."""
+    """Whether an artifact with this fingerprint stands there with all its files, by seal and sizes (none is read).
+
+    What `prune` removed does not count as missing.
+    """
     found = read_seal(folder)
     if found is None or found.fingerprint != fingerprint:
         return False
-    try:
-        return all((folder / name).stat().st_size == facts["size"] for name, facts in found.files.items())
-    except OSError:
-        return False
+    missing = set()
+    for name, facts in found.files.items():
+        try:
+            if (folder / name).stat().st_size != facts["size"]:
+                return False
+        except OSError:
+            missing.add(name)
+    return not missing or missing <= pruned(folder, found)
 
 
 def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
@@ -116,6 +131,11 @@ def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
         raise UserError(f"{folder}: is a {found.kind}, but a {kind} is wanted")
     for name, facts in found.files.items():
         path = folder / name
+        if not path.is_file() and name in pruned(folder, found):
+            raise UserError(
+                f"{folder}: the file {name} was removed by `bridge-rl prune`; remove this folder, then resume makes it "
+                "again"
+            )
         if not path.is_file():
             raise UserError(f"{folder}: damaged: the file {name} is missing; remove this folder, then resume")
         if path.stat().st_size != facts["size"] or (digests and file_digest(path) != facts["sha256"]):
@@ -123,6 +143,31 @@ def open_artifact(folder: Path, kind: str, *, digests: bool = True) -> Seal:
                 f"{folder}: damaged: the file {name} was changed after it was sealed; remove this folder, then resume"
             )
     return found
+
+
+def prunable(found: Seal) -> list[str]:
+    """The files of an artifact that may go once its consumers are sealed: what training goes on from, and no result."""
+    if found.kind != "checkpoint":
+        return []
+    names = [name for name in found.files if name.endswith(".pt")]
+    return [name for name in names if not {"..", "/"} & set(PurePosixPath(name).parts)]
+
+
+def prune(folder: Path, found: Seal) -> None:
+    """Remove the prunable files of an artifact; its seal stays. What is removed is on record before it goes."""
+    names = prunable(found)
+    _write(folder / PRUNED, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "files": names})
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+def pruned(folder: Path, found: Seal) -> frozenset[str]:
+    """Files of an artifact that `prune` removed or was about to; whatever else the record lists is not heeded."""
+    try:
+        names = frozenset(json.loads((folder / PRUNED).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return frozenset()
+    return names & frozenset(prunable(found))
 
 
 def flush(path: Path) -> None:
