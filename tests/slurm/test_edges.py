@@ -129,5 +129,5 @@ def test_plan_prints_what_launch_submits(cluster: Cluster, tmp_path: Path) -> No
         assert script.read_text(encoding="utf-8") in plan
     array = next(e["jobs"][0].partition("_")[0] for e in run.submissions() if e.get("stage") == "train_data")
     line = next(line for line in plan.splitlines() if line.endswith("# base"))
-    assert "--dependency=afterok:<train_data>" in line
-    assert next(e for e in run.submissions() if e.get("stage") == "base")["dependency"] == f"afterok:{array}"
+    assert "--dependency=aftercorr:<train_data>" in line
+    assert next(e for e in run.submissions() if e.get("stage") == "base")["dependency"] == f"aftercorr:{array}"

@@ -1,0 +1,226 @@
+"""What breaks on real clusters: nodes, daemons, memory, disks, logs. The run survives, or says exactly what happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from chain import bridge, bridge_json, command, write_tiny
+from conftest import SCRIPT, Cluster
+from launching import FAST, launch, profile, queue, saved_steps, states, wait_for, weights
+
+from bridge.graph import Edge
+from bridge.runs import Run
+
+pytestmark = pytest.mark.slurm
+
+SFT = Edge("sft", 0)
+TRAINING = ("stages.sft.steps=300", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft]")
+
+
+def daemon(cluster: Cluster, verb: str, name: str) -> None:
+    environment = {**os.environ, "BRIDGE_DEVCLUSTER": str(cluster.state)}
+    subprocess.run([SCRIPT, verb, name], env=environment, check=True, capture_output=True, timeout=100)
+
+
+@contextmanager
+def without(cluster: Cluster, name: str, verb: str = "kill") -> Iterator[None]:
+    """A daemon of the cluster is gone for a while, and comes back."""
+    daemon(cluster, verb, name)
+    try:
+        yield
+    finally:
+        daemon(cluster, "start", name)
+
+
+def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
+    """slurmd is killed: Slurm gives the node up and starts the job elsewhere, while the first training still runs there.
+
+    The second attempt waits for the end of the first: the artifact is made once, and sealed once.
+    """
+    run = launch(write_tiny(tmp_path), *TRAINING, runs=tmp_path, wait=False)
+    wait_for(lambda: saved_steps(run), "SFT to save")
+    node = run.attempts(SFT)[-1]["host"]
+    with without(cluster, node):
+        wait_for(lambda: "DOWN" in cluster.run("scontrol", "show", "node", node), "the node to be given up", 90)
+        wait_for(lambda: not queue(cluster, run), "the run to end elsewhere", 240)
+    found = states(run, tmp_path)
+    assert {e["state"] for e in found.values()} == {"done"}
+    sealed = [line for line in run.attempts(SFT) if line.get("exit") == 0]
+    assert len(sealed) == 1
+
+
+def test_the_controller_is_away_while_a_run_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    """No state is made up meanwhile, nothing can be submitted twice, and the wait ends when the run does."""
+    waiting = subprocess.Popen(
+        command("launch", write_tiny(tmp_path), *TRAINING, "--profile", "devcluster", "--wait"),
+        env={**os.environ, "BRIDGE_RUNS": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: list(tmp_path.glob("tiny-*/attempts/sft/0.jsonl")), "SFT to begin")
+    run = Run(next(tmp_path.glob("tiny-*")))
+    with without(cluster, "slurmctld"):
+        found = states(run, tmp_path)
+        assert found["sft/0"]["state"] in ("unknown", "running")
+        assert {e["state"] for e in found.values()} <= {"done", "unknown", "running"}
+        assert "the scheduler does not answer" in found["rl/0"]["reason"]
+        refused = bridge("resume", run.id, runs=tmp_path, check=2)
+        assert "the Slurm controller does not answer" in refused.stderr
+        time.sleep(20)
+        assert waiting.poll() is None
+    _, printed = waiting.communicate(timeout=300)
+    assert waiting.returncode == 0, printed
+    assert {e["state"] for e in states(run, tmp_path).values()} == {"done"}
+    assert all(len(run.attempts(key)) == 2 for key in run.elements)  # each element started and ended once
+
+
+def test_accounting_is_away(cluster: Cluster, tmp_path: Path) -> None:
+    """The queue alone says what runs; of a job that was killed meanwhile everything is said that can be known."""
+    with without(cluster, "slurmdbd", "stop"):
+        run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+        wait_for(lambda: saved_steps(run), "SFT to save")
+        assert states(run, tmp_path)["sft/0"]["state"] == "running"
+        os.kill(run.attempts(SFT)[-1]["pid"], signal.SIGKILL)
+        wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] in ("failed", "unknown"), "the end to be seen", 60)
+        time.sleep(8)  # now the controller has forgotten it as well
+        found = states(run, tmp_path)["sft/0"]
+        assert found["state"] == "unknown"
+        assert "no longer in the queue" in found["reason"]
+        assert "accounting does not answer" in found["reason"]
+    wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "accounting to know", 60)
+    assert "exit 137:0" in states(run, tmp_path)["sft/0"]["reason"] or "0:9" in states(run, tmp_path)["sft/0"]["reason"]
+    assert states(run, tmp_path)["rl/0"]["state"] == "blocked"
+    wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
+
+
+def test_a_cluster_without_accounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole chain on a cluster that has none; a killed job is told from one that runs, and resume ends it."""
+    state = Path("/var/lib/bridge-devcluster-bare")
+    environment = {**os.environ, "BRIDGE_DEVCLUSTER": str(state)}
+    subprocess.run([SCRIPT, "up", "--no-accounting"], env=environment, check=True, capture_output=True, timeout=100)
+    try:
+        monkeypatch.setenv("SLURM_CONF", str(state / "etc" / "slurm.conf"))
+        words = (*FAST, "stages.sft.steps=100", "--profile", profile(tmp_path))
+        run = launch(write_tiny(tmp_path), *words, runs=tmp_path, wait=False)
+        wait_for(lambda: saved_steps(run), "SFT to save")
+        os.kill(run.attempts(SFT)[-1]["pid"], signal.SIGKILL)
+        wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "the end to be seen", 60)
+        wait_for(lambda: "no longer in the queue" in states(run, tmp_path)["sft/0"]["reason"], "Slurm to forget it", 60)
+        reason = states(run, tmp_path)["sft/0"]["reason"]
+        assert "killed, or its node was lost" in reason
+        assert "its last line: sft/0:" in reason
+        assert states(run, tmp_path)["rl/0"]["state"] == "blocked"
+        bridge("resume", run.id, "--wait", runs=tmp_path)
+        assert {e["state"] for e in states(run, tmp_path).values()} == {"done"}
+        checks = {check["name"]: check for check in bridge_json("doctor", *words[-2:], runs=tmp_path, check=None)}
+        assert not checks["accounting"]["ok"]
+    finally:
+        subprocess.run([SCRIPT, "down"], env=environment, check=True, capture_output=True, timeout=100)
+
+
+def test_out_of_memory(cluster: Cluster, tmp_path: Path) -> None:
+    """A training that is given far too little memory is failed, with Slurm's own words for it."""
+    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", "stages.sft.resources.mem=150M", runs=tmp_path, check=1)
+    found = states(run, tmp_path)
+    assert found["sft/0"]["state"] == "failed"
+    assert "memory" in found["sft/0"]["reason"].lower()
+    assert found["convert_sft/0"]["state"] == "blocked"
+    assert "memory" in found["convert_sft/0"]["reason"].lower()
+
+
+def test_a_missing_log_folder(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm ends such a job with 0:53 and no log at all; the reason says what that means."""
+    run = launch(write_tiny(tmp_path), *FAST, "stages.sft.steps=60", runs=tmp_path, wait=False)
+    wait_for(lambda: run.attempts(SFT), "SFT to begin")
+    shutil.rmtree(run.folder / "logs" / "convert_sft")
+    (run.folder / "logs" / "convert_sft").write_text("no folder", encoding="utf-8")
+    wait_for(lambda: states(run, tmp_path)["convert_sft/0"]["state"] == "failed", "the convert job to fail", 120)
+    assert "Slurm could not write the job's log" in states(run, tmp_path)["convert_sft/0"]["reason"]
+    wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
+    (run.folder / "logs" / "convert_sft").unlink()
+    bridge("resume", run.id, "--wait", runs=tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None:
+    """The disk of the runs fills up in mid-run: status says so; with room again, resume goes on and ends."""
+    run = launch(write_tiny(tmp_path), *TRAINING, runs=small_disk, wait=False)
+    wait_for(lambda: saved_steps(run), "SFT to save")
+    filler = small_disk / "filler"
+    with filler.open("wb") as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+                file.flush()
+        except OSError:
+            pass
+    wait_for(lambda: states(run, small_disk)["sft/0"]["state"] == "failed", "SFT to fail", 120)
+    reason = states(run, small_disk)["sft/0"]["reason"]
+    assert "No space left on device" in reason or "is full" in reason
+    wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
+    filler.unlink()
+    bridge("resume", run.id, "--wait", runs=small_disk)
+    whole = launch(write_tiny(tmp_path), *TRAINING, runs=tmp_path / "undisturbed")
+    assert weights(run) == weights(whole)
+
+
+def test_secrets_reach_the_job_and_nothing_else(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by name, one from a file that only its owner can read; neither is in any file of the run, nor in `plan`."""
+    monkeypatch.setenv("WANDB_API_KEY", "by-name-5ecret")
+    monkeypatch.setenv("UNRELATED_TOKEN", "leak-5ecret")
+    secrets = tmp_path / "my 'secrets'"
+    secrets.write_text("HF_TOKEN=in-file-5ecret\n", encoding="utf-8")
+    out = tmp_path / "seen"
+    out.mkdir()
+    show = f'printf "%s %s %s" "${{WANDB_API_KEY-}}" "${{HF_TOKEN-}}" "${{UNRELATED_TOKEN-}}" > {out}/$SLURM_JOB_ID'
+    mine = profile(tmp_path, secrets=["WANDB_API_KEY"], secrets_file=str(secrets), setup=[show])
+    words = (write_tiny(tmp_path), *FAST, "--profile", mine)
+    assert "can be read by others" in bridge("launch", *words, runs=tmp_path / "runs", check=2).stderr
+    secrets.chmod(0o600)
+    scripts = bridge("plan", *words, "--scripts", runs=tmp_path / "runs").stdout
+    run = launch(*words, runs=tmp_path / "runs", wait=False)  # type: ignore[arg-type]
+    wait_for(lambda: run.artifact(Edge("train_data", 0)).exists(), "the first stages")
+    bridge("cancel", run.id, runs=tmp_path / "runs")
+    shown = {path.read_text(encoding="utf-8") for path in out.iterdir()}
+    assert shown == {"by-name-5ecret in-file-5ecret "}
+    assert "5ecret" not in scripts
+    for path in run.folder.rglob("*"):
+        if path.is_file() and path.suffix != ".diff":
+            assert b"5ecret" not in path.read_bytes(), path
+    monkeypatch.delenv("WANDB_API_KEY")
+    refused = bridge("resume", run.id, runs=tmp_path / "runs", check=2)
+    assert "secrets: WANDB_API_KEY is not set in this shell" in refused.stderr
+
+
+def test_status_of_another_users_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Jobs are asked for by their numbers, not by who asks: a colleague sees that they run."""
+    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+    wait_for(lambda: saved_steps(run), "SFT to save")
+    tmp_path.chmod(0o755)
+    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "env", "HOME=/tmp"]
+    done = subprocess.run(
+        [*user, *command("status", run.folder, "--json")], capture_output=True, text=True, check=False, timeout=60
+    )
+    bridge("cancel", run.id, runs=tmp_path)
+    if done.returncode and "Permission denied" in done.stderr:
+        pytest.fail(f"this checkout cannot be read by others: {done.stderr}")
+    assert '"state": "running"' in done.stdout
