@@ -142,3 +142,13 @@ def test_a_controller_that_is_not_there(cluster: Cluster, tmp_path: Path) -> Non
         found = examine(write_profile(tmp_path, "", tmp_path / name), tmp_path)
         assert said in wrong(found, "slurm controller")[0] and "`slurm_conf`" in wrong(found, "slurm controller")[0]
         assert "partitions" not in found
+
+
+def test_a_cluster_without_accounting(cluster: Cluster, tmp_path: Path) -> None:
+    conf = Path(os.environ["SLURM_CONF"]).read_text(encoding="utf-8").splitlines()
+    kept = [line for line in conf if not line.startswith("AccountingStorage")]
+    (tmp_path / "none.conf").write_text("\n".join(kept), encoding="utf-8")
+    found = examine(write_profile(tmp_path, "", tmp_path / "none.conf"), tmp_path)
+    (accounting,) = wrong(found, "accounting")
+    assert "disabled" in accounting and "everything works without it" in accounting and "MinJobAge" in accounting
+    assert found["sbatch"][0]["ok"]
