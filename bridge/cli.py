@@ -323,12 +323,13 @@ def cancel(
     runs: Runs = None,
 ) -> None:
     """Cancel a run, a stage or an element, and everything that waits for it. What is sealed stays."""
+    from bridge.launch import show
     from bridge.launch.submit import cancel as stop
     from bridge.runs import open_run, runs_folder
 
     found = open_run(run, runs_folder(runs))
     stopped = stop(found, found.find(where) if where else list(found.elements.values()))
-    _say(f"cancelled: {', '.join(e.name for e in stopped)}" if stopped else "nothing to cancel: nothing is open")
+    _say(f"cancelled: {show.names(stopped)}" if stopped else "nothing to cancel: nothing is open")
 
 
 @app.command(epilog="Example: bridge-rl prune demo-1a2b3c4d")

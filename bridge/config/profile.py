@@ -28,7 +28,7 @@ class Allocation(Resources):
     """Quality of service."""
     constraint: Line | None = None
     """Node features that are needed, such as `a100&nvlink`."""
-    exclusive: bool = False
+    exclusive: bool | None = None
     """Whole nodes, whatever the element asks for."""
     gpu_option: Annotated[str, AfterValidator(matching(GPU_OPTION, "an option with {gpus} in it"))] | None = None
     """How this cluster wants GPUs to be asked for; `{gpus}` is their number on each node. Default:

@@ -263,7 +263,7 @@ def _secrets(profile: Profile) -> Iterator[Check]:
 
     names = [*profile.secrets, *([profile.secrets_file] if profile.secrets_file else [])]
     try:
-        slurm._require_secrets(profile, "")
+        slurm.require_secrets(profile, "")
     except UserError as error:
         said, _, remedy = str(error).removeprefix("profile : ").partition("; ")
         yield Check("secrets", False, said, remedy or "write it, with lines NAME=VALUE and mode 0600")

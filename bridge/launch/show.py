@@ -15,6 +15,7 @@ from rich.table import Table
 
 from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
+from bridge.launch.prune import size_text
 from bridge.launch.script import sbatch_options
 from bridge.launch.states import STUCK, ElementState, run_state
 from bridge.launch.submit import dependency, observe, scripts
@@ -139,10 +140,11 @@ def print_runs(summaries: Sequence[Json], runs: Path) -> None:
         console().print(f"no runs in {runs}", markup=False)
         return
     table = Table()
-    for column in ("run", "state", "done", "created"):
+    for column in ("run", "state", "done", "size", "created"):
         table.add_column(column)
     for item in summaries:
-        table.add_row(item["run"], _coloured(item["state"]), f"{item['done']}/{item['elements']}", item["created"])
+        done, size = f"{item['done']}/{item['elements']}", size_text(item["bytes"])
+        table.add_row(item["run"], _coloured(item["state"]), done, size, item["created"])
     console().print(table)
 
 

@@ -23,6 +23,7 @@ from bridge.launch.states import Seen, reconciled
 from bridge.runs import Run
 from bridge.stages.runner import run_element
 
+TIMEOUT = 60  # seconds for one Slurm command
 NO_ACCOUNTING = "accounting storage is disabled"  # in what sacct says on a cluster that has none
 
 
@@ -97,7 +98,7 @@ def require_slurm(profile: Profile, name: str) -> None:
     if limit is not None and profile.max_array > limit:
         what = f"max_array is {profile.max_array}, but this cluster's MaxArraySize is {limit}"
         raise UserError(f"profile {name}: {what}; write `max_array: {limit}` into the profile")
-    _require_secrets(profile, name)
+    require_secrets(profile, name)
 
 
 def max_array_size(config: str) -> int | None:
@@ -106,7 +107,7 @@ def max_array_size(config: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _require_secrets(profile: Profile, name: str) -> None:
+def require_secrets(profile: Profile, name: str) -> None:
     missing = [variable for variable in profile.secrets if variable not in os.environ]
     if missing:
         raise UserError(
@@ -198,11 +199,13 @@ def call(profile: Profile, command: Sequence[str]) -> str:
             env=_environment(profile),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=TIMEOUT,
             check=False,
             start_new_session=True,  # Ctrl-C is for us: a half-sent scancel would help nobody
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        raise WorkFailedError(f"{command[0]}: no answer within {TIMEOUT} s") from None
+    except OSError as error:
         raise WorkFailedError(f"{command[0]}: {error}") from None
     if done.returncode != 0:
         raise WorkFailedError(f"{command[0]}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")

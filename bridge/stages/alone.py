@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from bridge.artifacts import SEAL, publish, read_seal, seal
+from bridge.artifacts import SEAL, open_artifact, pruned, publish, read_seal, seal
 from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
 from bridge.config.problems import named, refuse, sentences
@@ -211,6 +211,8 @@ def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_
     from bridge.progress import progress
 
     size = parse_size(max_shard_size)
+    if source.is_dir() and (found := read_seal(source)) and pruned(source, found):
+        open_artifact(source, found.kind, digests=False)  # says what is missing, and how to get it back
     with progress("convert", 100, "%") as meter:
 
         def advance(done: int, total: int) -> None:
@@ -228,6 +230,8 @@ def inspect_path(path: Path) -> Json:
     if found is not None:
         facts = {"artifact": found.kind, "made_by": found.made_by, "fingerprint": found.fingerprint}
         facts |= {"summary": dict(found.summary), "files": {n: f["size"] for n, f in found.files.items()}}
+        if gone := pruned(path, found):
+            return facts | {"pruned": sorted(gone)}
         if found.kind not in ("checkpoint", "model"):
             return facts
     elif (path / SEAL).exists():

@@ -124,8 +124,9 @@ def test_an_evaluation_goes_on_with_the_samples_it_has(cluster: Cluster, tmp_pat
     words = (
         "stages.sft.steps=4",
         "stages.eval.model=[sft]",
-        "stages.eval.max_new_tokens=300",
-        "stages.eval.rollout_batch=8",
+        "stages.eval.samples=4",
+        "stages.eval.max_new_tokens=200",
+        "stages.eval.rollout_batch=4",
     )
     run = launch(write_tiny(tmp_path), *words, runs=tmp_path, wait=False)
     key = Edge("eval", 0)
