@@ -5,13 +5,17 @@ set -euo pipefail
 umask 022
 export LC_ALL=C
 
-usage="usage: cluster.sh up | down [--keep]     (state folder: \$BRIDGE_DEVCLUSTER, else /var/lib/bridge-devcluster)"
+usage="usage: cluster.sh up [--no-accounting] | down [--keep] | start DAEMON | stop DAEMON | kill DAEMON
+DAEMON: munged mariadbd slurmdbd slurmctld n1 n2
+state folder: \$BRIDGE_DEVCLUSTER, else /var/lib/bridge-devcluster"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 chosen=${BRIDGE_DEVCLUSTER:-/var/lib/bridge-devcluster}
 state=$(realpath -m -- "$chosen") # one spelling, because pid_of looks for it in command lines
 conf=$state/etc/slurm.conf
 system_conf=/etc/slurm/slurm.conf
-daemons=(munged mariadbd slurmdbd slurmctld n1 n2) # in the order of starting
+no_accounting=$state/no-accounting # is there if the cluster was made so
+# Reached through a link: a name that Slurm makes itself would be that of every other Slurm of this machine.
+cgroup=/sys/fs/cgroup/memory/devcluster${state//\//:}
 path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # Daemons and clients see nothing of the caller's shell: `up` may be run from inside a job of another Slurm.
 clean=(env -i PATH="$path" HOME=/root SLURM_CONF="$conf" MYSQL_UNIX_PORT="$state/run/mariadb.socket")
@@ -26,7 +30,7 @@ say() { # with the seconds since the start
 refuse() { echo "devcluster: $*" >&2; exit 2; }
 fail() { echo "devcluster: $*" >&2; exit 1; }
 
-need_root() { [ "$(id -u)" = 0 ] || refuse "only root can start or stop it; run: sudo make cluster-$1"; }
+need_root() { [ "$(id -u)" = 0 ] || refuse "only root can start or stop it; use sudo, as in: sudo make cluster-up"; }
 
 # Slurm's files know no quoting, a socket's path has at most 107 bytes, and `down` removes this folder.
 check_state_folder() {
@@ -76,15 +80,35 @@ free_ports() {
   fail "no ten free ports between 26800 and 27709"
 }
 
+# Can the kernel hold jobs to their memory? Needs version 1 of cgroups, with the limit on swap, and the right to use it.
+make_cgroup() {
+  mkdir "$cgroup" 2>/dev/null || [ -d "$cgroup" ] || return 1
+  { [ -e "$cgroup/memory.memsw.limit_in_bytes" ] && (echo "$BASHPID" >"$cgroup/cgroup.procs"); } 2>/dev/null ||
+    { remove_cgroup && return 1; }
+}
+
+remove_cgroup() { [ ! -d "$cgroup" ] || find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || true; }
+
 prepare() {
   mkdir -p "$state" && touch "$state/base-port"
-  mkdir -p "$state"/{etc,log,run,spool/{slurmctld,n1,n2}}
+  mkdir -p "$state"/{etc,log,run,cgroup,spool/{slurmctld,n1,n2}}
   [ -s "$state/base-port" ] || free_ports >"$state/base-port"
-  local base file
+  local base file accounting=accounting cgroups=cgroups
   base=$(<"$state/base-port")
+  [ ! -e "$no_accounting" ] || accounting=no-accounting
+  # A cluster keeps the way it was made with: daemons that disagree would fail every job.
+  if { [ ! -e "$conf" ] || [ -L "$state/cgroup/memory" ]; } && make_cgroup; then
+    ln -sfn "$cgroup" "$state/cgroup/memory"
+    say "memory: the kernel kills what takes more than its job asked for"
+  else
+    cgroups=no-cgroups
+    rm -f "$state/cgroup/memory"
+    say "memory: no cgroups (version 1) to use, so Slurm looks every 2 s and kills jobs that take more than they asked for"
+  fi
   (umask 077 && touch "$state/etc/slurmdbd.conf") # slurmdbd insists
   for file in slurm.conf slurmdbd.conf cgroup.conf; do
-    sed -e "s|@STATE@|$state|g; s|@PORT_SLURMCTLD@|$base|; s|@PORT_SLURMDBD@|$((base + 1))|" \
+    sed -E -e "s/^\[($accounting|$cgroups)\] //; /^\[/d" \
+      -e "s|@STATE@|$state|g; s|@PORT_SLURMCTLD@|$base|; s|@PORT_SLURMDBD@|$((base + 1))|" \
       -e "s|@PORT_N1@|$((base + 2))|; s|@PORT_N2@|$((base + 3))|" "$here/$file.in" >"$state/etc/$file"
   done
   # Both are made aside and renamed: a kill in the middle leaves no half key and no half database.
@@ -92,7 +116,7 @@ prepare() {
     (umask 077 && head -c 1024 /dev/urandom >"$state/etc/munge.key.new")
     mv "$state/etc/munge.key.new" "$state/etc/munge.key"
   fi
-  if [ ! -e "$state/mariadb" ]; then
+  if [[ ! -e $no_accounting && ! -e $state/mariadb ]]; then
     rm -rf "$state/mariadb.new"
     (umask 077 && mkdir "$state/mariadb.new")
     mariadb-install-db --no-defaults --user=root --datadir="$state/mariadb.new" --skip-test-db --skip-name-resolve \
@@ -135,38 +159,43 @@ all_answer() {
   for name in "${daemons[@]}"; do answers "$name" || return 1; done
 }
 
-launch() { # DAEMON PROGRAM ARGUMENTS…: in a session of its own, without our lock
+spawn() { # DAEMON PROGRAM ARGUMENTS…: in a session of its own, without our lock
   local name=$1
   shift
   (cd "$state" && exec "${clean[@]}" setsid "$@" </dev/null >"$state/log/$name.out" 2>&1 9>&-) &
   echo $! >"$state/run/$name.pid"
 }
 
-start() {
+launch() { # DAEMON
   local run=$state/run
   case $1 in
     munged)
       rm -f "$run"/munge.socket*
-      launch munged munged --foreground --key-file="$state/etc/munge.key" --socket="$run/munge.socket" \
+      spawn munged munged --foreground --key-file="$state/etc/munge.key" --socket="$run/munge.socket" \
         --pid-file="$run/munged.pid" --seed-file="$run/munge.seed"
       ;;
     mariadbd)
       rm -f "$run/mariadb.socket"
-      launch mariadbd mariadbd --no-defaults --user=root --datadir="$state/mariadb" --socket="$run/mariadb.socket" \
+      spawn mariadbd mariadbd --no-defaults --user=root --datadir="$state/mariadb" --socket="$run/mariadb.socket" \
         --skip-networking --pid-file="$run/mariadbd.pid" --innodb-log-file-size=16M --innodb-buffer-pool-size=64M \
         --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=0
       ;;
     slurmdbd)
       # It can make its database itself, but Debian 13's then stops with an error.
       "${client[@]}" mariadb --no-defaults --execute="CREATE DATABASE IF NOT EXISTS slurm" || true
-      launch slurmdbd slurmdbd -D "$state/" # it takes no arguments; the folder is there for is_ours
+      spawn slurmdbd slurmdbd -D "$state/" # it takes no arguments; the folder is there for is_ours
       ;;
     slurmctld)
       # It refuses to start without a cluster in the accounting; adding it a second time changes nothing.
-      "${client[@]}" sacctmgr --immediate add cluster devcluster >/dev/null 2>&1 || true
-      launch slurmctld slurmctld -D -f "$conf"
+      [ -e "$no_accounting" ] || "${client[@]}" sacctmgr --immediate add cluster devcluster >/dev/null 2>&1 || true
+      spawn slurmctld slurmctld -D -f "$conf"
       ;;
-    *) launch "$1" slurmd -D -N "$1" -f "$conf" ;;
+    *)
+      # Nothing may start on a node that was given up before its new slurmd has ended what still runs there: a job that
+      # was requeued meanwhile, and came back within that second, would fail with "Job credential revoked".
+      [[ $(node_state "$1") != down* ]] || "${client[@]}" scontrol update "nodename=$1" state=drain reason=return || true
+      spawn "$1" slurmd -D -N "$1" -f "$conf"
+      ;;
   esac
 }
 
@@ -177,7 +206,8 @@ await() { # DAEMON
     # In its first moments it is still a shell and not yet the daemon.
     ((SECONDS < start + 3)) || pid_of "$name" >/dev/null || break
     # A node keeps what put it down (lost, drained, invalid) until somebody says otherwise.
-    if [[ $name == n? && $(node_state "$name") =~ ^(down|drain|inval|fail) ]]; then
+    if [[ $name == n? && $(node_state "$name") =~ ^(down|drain|inval|fail)[a-z]*$ ]]; then
+      sleep 2 # see launch
       "${client[@]}" scontrol update "nodename=$name" state=resume 2>/dev/null || true
     fi
     sleep 0.1
@@ -187,25 +217,27 @@ await() { # DAEMON
     "$({ grep -iE 'fatal|error' "$out" || cat "$out"; } | tail -n 3)"
 }
 
+start() { # DAEMON
+  if ! pid_of "$1" >/dev/null; then
+    launch "$1"
+    await "$1"
+    say "$1 started"
+  elif ! answers "$1"; then
+    await "$1"
+    say "$1 answers again"
+  fi
+}
+
 up() {
   if all_answer; then
     say "already up"
   else
-    need_root up
+    need_root
     install_packages
     prepare
     local name
-    for name in "${daemons[@]}"; do
-      if ! pid_of "$name" >/dev/null; then
-        start "$name"
-        await "$name"
-        say "$name started"
-      elif ! answers "$name"; then
-        await "$name"
-        say "$name answers again"
-      fi
-    done
-    say "up: nodes n1 and n2, partitions debug and short; everything is in $state"
+    for name in "${daemons[@]}"; do start "$name"; done
+    say "up: nodes n1 and n2, partitions debug, short, lowprio and scavenge; everything is in $state"
   fi
   # Without another Slurm, plain squeue and sacct work in every shell.
   if [[ $(id -u) == 0 && ! -e $system_conf && ! -L $system_conf ]]; then
@@ -243,10 +275,10 @@ stop_jobs() {
   done
 }
 
-stop() { # DAEMON
+stop() { # DAEMON SIGNAL
   local pid tries
   pid=$(pid_of "$1") || return 0
-  kill "$pid" 2>/dev/null || true
+  kill -s "$2" "$pid" 2>/dev/null || true
   for tries in {1..150}; do
     # Not pid_of: a daemon removes its pid file before it ends.
     is_ours "$1" "$pid" || { say "$1 stopped" && return 0; }
@@ -256,12 +288,23 @@ stop() { # DAEMON
   fail "$1 (pid $pid) does not stop"
 }
 
+one_daemon() { # start|stop|kill DAEMON
+  [[ -e $state && " ${daemons[*]} " == *" $2 "* ]] || refuse "there is no daemon '$2' in $state"
+  need_root
+  case $1 in
+    start) start "$2" ;;
+    stop) stop "$2" TERM ;;
+    kill) stop "$2" KILL ;;
+  esac
+}
+
 down() { # [--keep]
   if [ -e "$state" ]; then
-    need_root down
+    need_root
     local i
     stop_jobs
-    for ((i = ${#daemons[@]} - 1; i >= 0; i--)); do stop "${daemons[i]}"; done
+    for ((i = ${#daemons[@]} - 1; i >= 0; i--)); do stop "${daemons[i]}" TERM; done
+    remove_cgroup
     [ "${1:-}" = --keep ] || rm -rf "$state"
     say "down"
   else
@@ -270,12 +313,21 @@ down() { # [--keep]
   [ "$(readlink "$system_conf")" != "$conf" ] || rm -f "$system_conf"
 }
 
-case $# in
-  1) [[ $1 == up || $1 == down ]] || refuse "$usage" ;;
-  2) [[ $1 == down && $2 == --keep ]] || refuse "$usage" ;;
+case "$*" in
+  up | "up --no-accounting" | down | "down --keep") ;;
+  start\ * | stop\ * | kill\ *) (($# == 2)) || refuse "$usage" ;;
   *) refuse "$usage" ;;
 esac
 check_state_folder
-[ -d "$(dirname "$state")" ] || { need_root "$1" && mkdir -p "$(dirname "$state")"; }
+[ -d "$(dirname "$state")" ] || { need_root && mkdir -p "$(dirname "$state")"; }
 take_lock
-"$@"
+if [[ $* == "up --no-accounting" && ! -e $no_accounting ]]; then
+  [ ! -e "$state/base-port" ] || refuse "$state was made with accounting; take it down first, or choose another folder"
+  need_root && mkdir -p "$state" && touch "$state/base-port" "$no_accounting"
+fi
+daemons=(munged mariadbd slurmdbd slurmctld n1 n2) # in the order of starting
+[ ! -e "$no_accounting" ] || daemons=(munged slurmctld n1 n2)
+case $1 in
+  up | down) "$1" "${2:-}" ;;
+  *) one_daemon "$@" ;;
+esac

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +20,35 @@ NOT_FINAL = {"PENDING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED"}
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running dev cluster. `state` is its state folder; SLURM_CONF is already set."""
+    """A running dev cluster. `state` is its state folder; for that of the fixture SLURM_CONF is already set."""
 
     state: Path
 
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment in which Slurm's programs and cluster.sh mean this cluster."""
+        conf = str(self.state / "etc" / "slurm.conf")
+        return os.environ | {"BRIDGE_DEVCLUSTER": str(self.state), "SLURM_CONF": conf}
+
+    def ask(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs a command that may fail."""
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, check=False, timeout=90)
+
     def run(self, *command: str | Path) -> str:
         """Standard output of a command that must succeed."""
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = self.ask(*command)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
+
+    def script(self, *arguments: str) -> str:
+        """Runs cluster.sh on this cluster: `script("kill", "n1")`."""
+        return self.run(SCRIPT, *arguments)
+
+    def job(self, job: str) -> dict[str, str]:
+        """What the controller knows of a job or element: the fields of `scontrol show job` that hold no space."""
+        return dict(
+            word.split("=", 1) for word in self.run("scontrol", "-o", "show", "job", job).split() if "=" in word
+        )
 
     def submit(self, script: str, *options: str) -> str:
         """Submits one line of shell; the job's id. No output file unless an option names one."""
@@ -51,6 +74,33 @@ class Cluster:
                 return states
             time.sleep(0.2)
         raise AssertionError(f"not final after {seconds} s: {states}; queue: {self.run('squeue')}")
+
+
+def wait_until(happens: Callable[[], object], what: str, seconds: float = 30) -> None:
+    """Waits until it is true."""
+    end = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.2)
+
+
+@contextmanager
+def another_cluster(*options: str, prefix: tuple[str, ...] = ()) -> Iterator[Cluster]:
+    """A cluster of one's own: for what would disturb the shared one, or to start it with options of `cluster.sh up`.
+
+    `prefix` is a command that runs the command that follows it.
+    """
+    if os.geteuid() != 0 and "CI" not in os.environ:
+        pytest.skip("only root can start a cluster")
+    base = Path(tempfile.mkdtemp(prefix="devcluster-", dir="/tmp"))
+    base.chmod(0o755)  # other users' jobs pass through
+    made = Cluster(base / "state")
+    try:
+        made.run(*prefix, SCRIPT, "up", *options)
+        yield made
+    finally:
+        made.ask(SCRIPT, "down")
+        shutil.rmtree(base)
 
 
 @pytest.fixture(scope="session")

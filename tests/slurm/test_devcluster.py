@@ -3,24 +3,91 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPT, Cluster
+from conftest import SCRIPT, Cluster, another_cluster, wait_until
 
 pytestmark = pytest.mark.slurm
+
+# A step that saves when told to stop, and a script that requeues it then; the second attempt ends at once.
+HEEDS = """
+trap 'echo batch got TERM' TERM
+[ -z "$SLURM_RESTART_COUNT" ] || { echo again; exit 0; }
+srun sh -c 'trap "echo step got TERM; exit 75" TERM; echo ready; while :; do sleep 0.2; done'
+code=$?
+scontrol show job $SLURM_JOB_ID
+[ $code != 75 ] || scontrol requeue $SLURM_JOB_ID
+exit $code
+"""
+IGNORES = """
+trap 'echo batch got TERM' TERM
+srun sh -c 'trap "echo step got TERM" TERM; echo ready; while :; do sleep 0.2; done'
+"""
+# Half a minute in a step on a node that is lost; the second attempt ends at once.
+LOST = '[ -z "$SLURM_RESTART_COUNT" ] || exit 0; srun sleep 300; echo "srun: $?"'
 
 DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "n1", "n2")
 
 
 def pids(state: Path) -> dict[str, int]:
     return {name: int((state / "run" / f"{name}.pid").read_text(encoding="utf-8")) for name in DAEMONS}
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A cluster where n1 is being lost and jobs on n2 are being preempted: half a minute of waiting, begun early."""
+
+    cluster: Cluster
+    logs: Path  # JOB.log
+    heeds: str  # preempted with REQUEUE
+    ignores: str  # preempted with CANCEL
+    preempts: str
+    requeued: str  # on the lost node
+    failed: str  # the same with --no-requeue
+    child: str  # of `failed`
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    with another_cluster() as own:
+        logs = tmp_path_factory.mktemp("broken")
+        options = (f"--output={logs}/%j.log", "--open-mode=append", "--requeue")
+        requeued = own.submit(LOST, *options, "--nodelist=n1")
+        failed = own.submit(LOST, *options, "--nodelist=n1", "--no-requeue")
+        child = own.submit("true", f"--dependency=afterok:{failed}", "--kill-on-invalid-dep=yes")
+        half = (*options, "--nodelist=n2", "--cpus-per-task=2")
+        heeds = own.submit(HEEDS, *half, "--partition=lowprio")
+        ignores = own.submit(IGNORES, *half, "--partition=scavenge")
+        for job in (heeds, ignores):
+            await_text(logs / f"{job}.log", "ready")
+        wait_until(lambda: own.job(requeued)["JobState"] == own.job(failed)["JobState"] == "RUNNING", "jobs on n1")
+        own.script("kill", "n1")
+        preempts = own.submit("true", "--nodelist=n2", "--cpus-per-task=4")
+        yield Broken(own, logs, heeds, ignores, preempts, requeued, failed, child)
+
+
+def test_a_preempted_job_is_warned_and_can_save(broken: Broken) -> None:
+    """The step gets TERM, the script does not; the controller says since when; the script requeues itself."""
+    log = broken.logs / f"{broken.heeds}.log"
+    await_text(log, "DUE TO JOB REQUEUE")
+    first, _, second = log.read_text(encoding="utf-8").partition("CANCELLED AT")[2].partition("DUE TO JOB REQUEUE")
+    assert "step got TERM" in first
+    assert "JobState=RUNNING" in first
+    assert "PreemptTime=20" in first
+    assert "batch got TERM" not in first
+    assert second
 
 
 def test_two_nodes_serve(cluster: Cluster) -> None:
@@ -98,19 +165,106 @@ def test_a_signal_reaches_the_batch_script_and_the_step(cluster: Cluster, tmp_pa
     assert cluster.settle(job) == {job: "CANCELLED"}
 
 
-def await_text(path: Path, text: str) -> None:
-    end = time.monotonic() + 30
-    while not (path.exists() and text in path.read_text(encoding="utf-8")):
-        assert time.monotonic() < end, f"no {text!r} in {path}"
+def await_text(path: Path, text: str, seconds: float = 30) -> None:
+    wait_until(lambda: path.exists() and text in path.read_text(encoding="utf-8"), f"{text!r} in {path}", seconds)
+
+
+def test_more_memory_than_asked_for_is_fatal(cluster: Cluster, tmp_path: Path) -> None:
+    python = shlex.quote(sys.executable)
+    program = tmp_path / "eat.py"
+    program.write_text("import time; eaten = b'x' * 300_000_000; time.sleep(5); print('survived')", encoding="utf-8")
+    eat = f"{python} {program}"
+    options = ("--mem=200M", f"--output={tmp_path}/%j.log")
+    batch, step = cluster.submit(f"exec {eat}", *options), cluster.submit(f"srun {eat}; exit $?", *options)
+    fits = cluster.submit(f"srun {eat}", "--mem=400M", f"--output={tmp_path}/%j.log")
+    states = cluster.settle(batch, step, fits)
+    logs = {job: (tmp_path / f"{job}.log").read_text(encoding="utf-8") for job in (batch, step, fits)}
+    assert (states[fits], logs[fits]) == ("COMPLETED", "survived\n")
+    assert "survived" not in logs[batch] + logs[step]
+    if (cluster.state / "cgroup" / "memory").is_symlink():
+        assert states[batch] == "OUT_OF_MEMORY"
+        assert states[step] in {"FAILED", "OUT_OF_MEMORY"}  # of the job; Slurm 21.08 and younger ones differ
+        assert re.search("oom.kill event", logs[batch])
+        assert "Out Of Memory" in logs[step]
+        assert "OUT_OF_ME" in cluster.run("sacct", "-n", "-j", f"{step}.0", "-o", "state")
+    else:
+        assert (states[batch], states[step]) == ("FAILED", "FAILED")
+        assert "exceeded memory limit" in logs[batch]
+        assert "exceeded memory limit" in logs[step]
+
+
+def test_jobs_on_two_nodes_reach_each_other(cluster: Cluster, tmp_path: Path) -> None:
+    """By the address of the node that started the step, which Slurm tells each of its processes."""
+    program = tmp_path / "meet.py"
+    program.write_text(
+        """
+import os, pathlib, socket, time
+port, address = pathlib.Path("port"), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
+if os.environ["SLURM_PROCID"] == "0":
+    server = socket.create_server((address, 0))
+    pathlib.Path("port.new").write_text(str(server.getsockname()[1]))
+    pathlib.Path("port.new").rename(port)
+    server.accept()[0].sendall(os.environ["SLURMD_NODENAME"].encode())
+else:
+    while not port.exists():
         time.sleep(0.1)
-
-
-def test_an_unprivileged_user_can_run_jobs(cluster: Cluster) -> None:
-    as_user = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
-    job = cluster.run(*as_user, "sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=srun true")
+    print(os.environ["SLURMD_NODENAME"], "meets", socket.create_connection((address, int(port.read_text()))).recv(9))
+""",
+        encoding="utf-8",
+    )
+    run = f"srun --nodes=2 --ntasks-per-node=1 {shlex.quote(sys.executable)} meet.py"
+    job = cluster.submit(run, "--nodes=2", "--time=2", f"--chdir={tmp_path}", "--output=out.txt")
     assert cluster.settle(job) == {job: "COMPLETED"}
-    user = cluster.run(*as_user, "id", "-un")
-    assert cluster.run("sacct", "-X", "-n", "-P", "-j", job, "-o", "user") == user
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "n2 meets b'n1'\n"
+
+
+def test_arrays_are_limited_and_ended_jobs_are_soon_forgotten(cluster: Cluster) -> None:
+    job = cluster.submit("true")
+    whole = cluster.submit("true", "--array=0-100", "--hold")
+    cluster.run("scancel", whole)
+    for too_much in ("0-101", "101"):
+        refused = cluster.ask("sbatch", f"--array={too_much}", "--wrap=true")
+        assert "Invalid job array specification" in refused.stderr
+    assert cluster.settle(job) == {job: "COMPLETED"}
+    wait_until(lambda: "Invalid job id" in cluster.ask("squeue", "--jobs", job).stderr, "squeue to forget the job")
+    assert cluster.states(job) == {job: "COMPLETED"}
+
+
+@pytest.fixture
+def as_user() -> Iterator[tuple[str, Path, list[str]]]:
+    """An ordinary user, made for the test if we are root: name, a folder of theirs, what runs a command as them."""
+    folder = Path(tempfile.mkdtemp(prefix="devcluster-user-", dir="/tmp"))
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    command: list[str] = []
+    try:
+        if os.geteuid() == 0:
+            name = f"bridge-test-{os.getpid()}"
+            shell = ("--shell", "/bin/bash", "--home-dir", folder)
+            subprocess.run(["useradd", "--system", "--no-log-init", *shell, name], check=True)
+            shutil.chown(folder, name)
+            command = ["runuser", "-u", name, "--"]
+        yield name, folder, command
+    finally:
+        if command:
+            subprocess.run(["userdel", name], check=True)
+        shutil.rmtree(folder)
+
+
+def test_an_ordinary_user_can_run_jobs(cluster: Cluster, as_user: tuple[str, Path, list[str]]) -> None:
+    name, folder, command = as_user
+    sbatch = (*command, "sbatch", "--parsable", "--export=NIL", f"--chdir={folder}", "--output=%j.txt")
+    job = cluster.run(*sbatch, "--wrap=srun --export=ALL id -un; touch made")
+    long = cluster.run(*sbatch, "--array=0-1", "--wrap=sleep 300")
+    theirs = (*command, "squeue", "--noheader", "--me", "--format=%i %u %T")
+    both = {f"{long}_0 {name} RUNNING", f"{long}_1 {name} RUNNING"}
+    wait_until(lambda: both <= set(cluster.run(*theirs).splitlines()), "both elements to run")
+    cluster.run(*command, "scancel", f"{long}_1")
+    cluster.run(*command, "scancel", long)
+    states = cluster.settle(job, f"{long}_0", f"{long}_1")
+    assert states == {job: "COMPLETED", f"{long}_0": "CANCELLED", f"{long}_1": "CANCELLED"}
+    assert cluster.run(*command, "sacct", "-X", "-n", "-P", "-j", job, "-o", "user,state") == f"{name}|COMPLETED"
+    assert (folder / f"{job}.txt").read_text(encoding="utf-8") == f"{name}\n"
+    assert (folder / "made").owner() == name
 
 
 def test_up_again_changes_nothing(cluster: Cluster) -> None:
@@ -206,6 +360,86 @@ def test_life_of_a_cluster(cluster: Cluster, own_state: Path) -> None:
             check=True,
         ).stdout
     )
+
+
+def test_a_cluster_without_accounting_and_without_cgroups(cluster: Cluster, tmp_path: Path) -> None:
+    """It stays what it was made; with the kernel's fence out of its sight, Slurm itself kills what takes too much."""
+    refused = cluster.ask(SCRIPT, "up", "--no-accounting")
+    assert refused.returncode == 2
+    assert "was made with accounting" in refused.stderr
+
+    hide = 'mount -t tmpfs none /sys/fs/cgroup/memory && exec "$@"'
+    hidden = (cluster.state / "cgroup" / "memory").is_symlink()
+    prefix = ("unshare", "--mount", "sh", "-c", hide, "sh") if hidden else ()
+    with another_cluster("--no-accounting", prefix=prefix) as own:
+        eat = "import time; eaten = b'x' * 300_000_000; time.sleep(20)"
+        command = f"echo ready; exec {shlex.quote(sys.executable)} -c {shlex.quote(eat)}"
+        job = own.submit(command, "--mem=200M", f"--output={tmp_path}/out.txt")
+        wait_until(lambda: own.job(job)["JobState"] == "FAILED", "the job to be killed")
+        assert own.job(job)["ExitCode"] == "0:9"
+        await_text(tmp_path / "out.txt", "exceeded memory limit")
+        assert "accounting storage is disabled" in own.ask("sacct").stderr
+        own.script("kill", "slurmctld")
+        assert "slurmctld started" in own.script("up")
+        assert not (own.state / "run" / "mariadbd.pid").exists()
+        assert (own.state / "cgroup" / "memory").is_symlink() != bool(prefix)
+
+
+def test_a_preempted_job_that_goes_on_is_killed(broken: Broken) -> None:
+    own = broken.cluster
+    states = own.settle(broken.ignores, broken.preempts, broken.heeds)
+    assert states == {broken.ignores: "PREEMPTED", broken.preempts: "COMPLETED", broken.heeds: "COMPLETED"}
+    log = (broken.logs / f"{broken.ignores}.log").read_text(encoding="utf-8")
+    warning, due, _ = log.partition("DUE TO PREEMPTION")
+    assert "step got TERM" in warning
+    assert due
+    assert "again" in (broken.logs / f"{broken.heeds}.log").read_text(encoding="utf-8")
+
+
+def test_a_lost_node_comes_back(broken: Broken) -> None:
+    """Its jobs fail or wait to run again, but what they started goes on until a new slurmd ends it."""
+    own = broken.cluster
+
+    def attempts(job: str) -> list[str]:
+        return own.run("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", "state").splitlines()
+
+    def n1() -> str:
+        return own.run("sinfo", "--noheader", "--nodes=n1", "--partition=debug", "--format=%T")
+
+    wait_until(lambda: n1() == "down*", "n1 to be given up", 80)
+    assert own.settle(broken.failed, broken.child) == {broken.failed: "NODE_FAIL", broken.child: "CANCELLED"}
+    wait_until(lambda: attempts(broken.requeued) == ["NODE_FAIL", "PENDING"], "the requeue in accounting")
+    await_text(broken.logs / f"{broken.failed}.log", "Node failure on n1")
+    await_text(broken.logs / f"{broken.failed}.log", "srun: 0")
+    assert any("sleep 300" in command for command in processes_of(own.state))
+    own.script("start", "n1")
+    assert n1() in {"idle", "mixed"}
+    assert own.settle(broken.requeued) == {broken.requeued: "COMPLETED"}
+    assert not any("sleep 300" in command for command in processes_of(own.state))
+
+
+def test_daemons_stop_and_start_one_by_one(broken: Broken) -> None:
+    own = broken.cluster
+    job = own.submit("sleep 4; exit 3")
+    wait_until(lambda: own.job(job)["JobState"] == "RUNNING", "the job to start")
+    before = pids(own.state)
+    own.script("stop", "slurmdbd")
+    assert own.ask("sacct").returncode != 0
+    for node in ("n1", "n2"):  # a slurmd that comes back in time harms no job
+        own.script("kill", node)
+        own.script("start", node)
+    own.script("stop", "slurmctld")
+    assert "is DOWN" in own.ask("scontrol", "ping").stdout
+    own.script("start", "slurmctld")
+    own.script("start", "slurmdbd")
+    own.script("start", "slurmdbd")
+    changed = {name for name, pid in pids(own.state).items() if pid != before[name]}
+    assert changed == {"slurmctld", "slurmdbd", "n1", "n2"}
+    assert own.settle(job) == {job: "FAILED"}
+    for action, name in (("stop", "n3"), ("kill", ""), ("start", "../n1")):
+        refused = own.ask(SCRIPT, action, name)
+        assert refused.returncode == 2
+        assert "no daemon" in refused.stderr
 
 
 @pytest.mark.parametrize(
