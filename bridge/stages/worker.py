@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 JOB, WORD = "bridge/job", "bridge/word"
 """Keys of the store: what is to be done, and how it ended. The first word counts: what fails later fails of that."""
 
+LOOK_EVERY = timedelta(seconds=2)  # between two looks at whether the runner of this node is there
+
 LOST = 3
 """Exit code of a worker that had to end because another one did."""
 
@@ -100,17 +102,24 @@ def _connect() -> TCPStore:
 
 
 def _end_with_the_runner() -> None:
-    """Leave no worker behind: without node 0's runner nobody would take the result, and another attempt may begin."""
+    """Leave no worker behind when the runner of node 0 or the one that started it has ended.
+
+    Nobody would take the result, and another attempt may begin.
+    """
     from torch.distributed import DistStoreError
 
+    runner = os.getppid()
     try:
         store = _connect()
-        while True:
-            with suppress(DistStoreError):  # a day has passed
-                store.wait(["bridge/never"], timedelta(days=1))
+        while os.getppid() == runner:
+            with suppress(DistStoreError):  # time to look again; a store that is gone raises another error, at once
+                store.wait(["bridge/never"], LOOK_EVERY)
     finally:
         os._exit(LOST)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is written; taking torch and its threads down in order can end in an abort

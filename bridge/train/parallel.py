@@ -105,9 +105,7 @@ class Ranks(Group):
         return [torch.cuda.current_device()] if torch.cuda.is_available() else []
 
     def share(self, sizes: Sequence[int]) -> list[int]:
-        # Dealt out from the longest to the shortest, so that all processes get about as many tokens.
-        order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-        return order[self.rank :: self.size]
+        return deal(sizes, self.rank, self.size)
 
     def sum(self, value: float) -> float:
         return float(self._reduced(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.SUM))
@@ -147,6 +145,12 @@ class Ranks(Group):
         with _contact():
             dist.all_reduce(value, operation)
         return value
+
+
+def deal(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
+    """The rows of one rank, by their sizes: dealt out from the longest on, so that all get about as many tokens."""
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+    return order[rank::ranks]
 
 
 @contextmanager
