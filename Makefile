@@ -16,7 +16,7 @@ demo: $(VENV)/.train       ## The whole chain on this machine, in a few minutes
 test: $(VENV)/.dev         ## Every check: lint, types, tests, the real Slurm of slurm/devcluster
 	$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slurm"
-	$(BIN)/pytest -m slurm
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile -m slurm   # they mostly wait
 
 lint: $(VENV)/.dev         ## Style and types
 	$(BIN)/ruff check .

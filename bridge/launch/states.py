@@ -24,6 +24,7 @@ _OVER = _FAILED | {"CANCELLED", "COMPLETED"}
 
 _EXPLAINED = {
     "exit 0:53": "exit 0:53: Slurm could not write the job's log; can the node write to the run's folder?",
+    "JobLaunchFailure": "JobLaunchFailure: Slurm could not start it; can the node write to the run's folder?",
     "JobHeldUser": "JobHeldUser: held; `scontrol release` lets it go",
     "launch failed requeued held": "launch failed requeued held: Slurm could not start it; `cancel` and `resume`",
 }
@@ -140,7 +141,7 @@ def with_parents(state: State, reason: str, parents: Sequence[tuple[str, Element
 
     An element whose parent failed is blocked, with the culprit; one whose parent was cancelled is cancelled.
     """
-    if state in ("done", "failed", "running", "requeued"):
+    if state in ("done", "running", "requeued"):
         return state, reason
     for wanted, shown in (("failed", "failed"), ("blocked", ""), ("cancelled", "was cancelled")):
         for name, parent in parents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -21,6 +22,12 @@ from bridge.runs import Run, RunElement
 if TYPE_CHECKING:
     from bridge.config.profile import Profile
 
+
+class ParentDoneError(Exception):
+    """An element that new jobs were just tied to is sealed by now."""
+
+
+OUT_OF_MEMORY = re.compile(r"oom.kill event|exceeded memory limit")  # Slurm's words, of 21.08 to 24.11
 FULL = 1 << 20  # bytes free, below which a disk counts as full
 # What srun and Python add to every end: the line before says more.
 MEANINGLESS = ("srun: error:", "srun: Terminating", "srun: Job step aborted", "srun: launch/slurm:", "Force Terminated")
@@ -90,10 +97,19 @@ def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) ->
 
 
 def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
-    from bridge.launch import slurm
 
     if _drop_interrupted(run, profile):
         states = observe(run)
+    while True:
+        try:
+            return _submit(run, profile, states)
+        except ParentDoneError:  # in the moment of submission: the children that are left need no edge any more
+            states = observe(run)
+
+
+def _submit(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
+    from bridge.launch import slurm
+
     _require_known(run, states)
     sealed = frozenset((s.stage, s.element) for s in states if s.state == "done")
     active = {(key.stage, key.element): job for key, job in active_jobs(states).items()}
@@ -111,6 +127,9 @@ def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) ->
         _require_parents(run, planned, states)
         slurm.release(profile, [submitted[array.name] for array in planned if is_root(array)])
         run.note_submission({"event": "release", "time": time.time()})
+    except ParentDoneError:
+        slurm.cancel(profile, list(submitted.values()))
+        raise
     except BaseException:  # whatever it was, Ctrl-C too: what was submitted must not run unseen
         _take_back(run, list(submitted.values()), profile)
         raise
@@ -145,13 +164,19 @@ def _require_parents(run: Run, planned: Sequence[Array], before: Sequence[Elemen
     """Look again at jobs of earlier launches that new ones were tied to: one that is over by now ties nothing.
 
     sbatch takes any job number as a dependency, and lets the child start when it does not know the number.
+
+    Raises:
+        ParentDoneError: a parent has ended well.
+        WorkFailedError: a parent failed or was cancelled, with its reason.
     """
     earlier = {after.job for array in planned for after in array.after if after.job}
     if not earlier:
         return
     watched = {(s.stage, s.element) for s in before if s.open and s.job and s.job.partition("_")[0] in earlier}
     for state in observe(run):
-        if (state.stage, state.element) in watched and state.state != "done" and not state.open:
+        if (state.stage, state.element) in watched and state.state == "done":
+            raise ParentDoneError
+        if (state.stage, state.element) in watched and not state.open:
             what = f"{state.stage}/{state.element}, which others wait for, {state.state}: {state.reason}"
             raise WorkFailedError(f"{run.id}: {what}; `bridge-rl resume {run.id}` submits it too")
 
@@ -252,7 +277,8 @@ def _element_state(
             reason = "; ".join([reason, *last_words(run, key, job, last)])
         elif state == "running" and (quiet := quiet_for(run, profile, element, last)):
             reason = f"{reason}, but no progress for {quiet}"
-    state, reason = with_parents(state, reason, parents)
+    if state != "failed" or last.get("job") != job:  # what has begun had its parents
+        state, reason = with_parents(state, reason, parents)
     alive = seen is not None and seen.queued
     return ElementState(*key, element.label, state, reason, job, count, artifact, alive)
 
@@ -272,7 +298,7 @@ def last_words(run: Run, key: Edge, job: str | None, last: Mapping[str, Any]) ->
     """What is known of an end that the stage could not write down: Slurm's own line, the stage's last, the disk."""
     found = []
     if job and (line := last_line(run.host_log(key, job), only="slurmstepd: error")):
-        found.append(line)
+        found.append(f"out of memory: {line}" if OUT_OF_MEMORY.search(line) else line)
     if last.get("job") == job and (line := last_line(run.log(key, last.get("attempt", 0)))):
         found.append(f"its last line: {line}")
     elif job and (line := last_line(run.host_log(key, job))) and line not in found:

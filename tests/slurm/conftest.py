@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -103,24 +104,56 @@ def another_cluster(*options: str, prefix: tuple[str, ...] = ()) -> Iterator[Clu
         shutil.rmtree(base)
 
 
+@contextmanager
+def shared_up(state: Path, users: Path) -> Iterator[None]:
+    """The cluster is up while one of the workers of this test session needs it; the first starts it, the last stops it.
+
+    One that was up before stays up. `users` is a file: how many need it, and whether they started it.
+    """
+
+    def change(by: int) -> None:
+        with users.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            count, ours = (int(word) for word in (file.read() or "0 0").split())
+            if by == 1 and count == 0:
+                ours = int(not (state / "base-port").exists())
+                up = subprocess.run([SCRIPT, "up"], capture_output=True, text=True, check=False)
+                if up.returncode == 2 and "CI" not in os.environ:
+                    pytest.skip(up.stderr.strip())
+                assert up.returncode == 0, up.stdout + up.stderr
+            if by == -1 and count == 1 and ours:
+                subprocess.run([SCRIPT, "down"], check=False, capture_output=True)
+            file.truncate(0)
+            file.write(f"{count + by} {ours}")
+
+    change(1)
+    try:
+        yield
+    finally:
+        change(-1)
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The dev cluster that is up, which stays up; else one that lives as long as this test session.
 
     Where it cannot be had (no root, no Debian) the test is skipped with the reason, and fails in CI.
     """
     state = Path(os.environ.get("BRIDGE_DEVCLUSTER") or "/var/lib/bridge-devcluster")
-    was_up = (state / "base-port").exists()
-    if not was_up and "PYTEST_XDIST_WORKER" in os.environ:
-        pytest.fail("several pytest workers cannot share a cluster that one of them stops: make cluster-up first")
-    try:
-        up = subprocess.run([SCRIPT, "up"], capture_output=True, text=True, check=False)
-        if up.returncode == 2 and "CI" not in os.environ:
-            pytest.skip(up.stderr.strip())
-        assert up.returncode == 0, up.stdout + up.stderr
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SLURM_CONF", str(state / "etc" / "slurm.conf"))
-            yield Cluster(state)
-    finally:
-        if not was_up:
-            subprocess.run([SCRIPT, "down"], check=False, capture_output=True)
+    base = tmp_path_factory.getbasetemp()
+    users = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cluster-users"
+    with shared_up(state, users), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(state / "etc" / "slurm.conf"))
+        yield Cluster(state)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_in_the_queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """What a test has submitted from its own folder goes with it, also when it fails."""
+    yield
+    if "cluster" in request.fixturenames:
+        used: Cluster = request.getfixturevalue("cluster")
+        rows = [line.split("|", 1) for line in used.ask("squeue", "-h", "-o", "%F|%Z").stdout.splitlines()]
+        if left := sorted({job for job, folder in rows if folder.startswith(f"{tmp_path}/")}):
+            used.ask("scancel", *left)

@@ -24,8 +24,10 @@ FAST = ("stages.sft.steps=4", "stages.rl.steps=2", "stages.eval.limit=4", "stage
 
 
 def launch(experiment: Path, *words: str, runs: Path, wait: bool = True, check: int = 0) -> Run:
-    """Launch on the dev cluster, unless the words name another profile."""
-    flags = (*(() if "--profile" in words else ("--profile", "devcluster")), *(("--wait",) if wait else ()))
+    """Launch on the cluster that SLURM_CONF names, unless the words name a profile."""
+    flags = ["--wait"] if wait else []
+    if "--profile" not in words:
+        flags += ["--profile", profile(experiment.parent)]
     return Run(Path(bridge_json("launch", experiment, *words, *flags, runs=runs, check=check)["dir"]))
 
 
@@ -35,7 +37,7 @@ def profile(folder: Path, stages: dict[str, dict[str, object]] | None = None, **
         "cluster": "slurm",
         "slurm_conf": os.environ["SLURM_CONF"],
         "max_array": 101,
-        "defaults": {"cpus": 1, "mem": "1G", "time": "30m"},
+        "defaults": {"cpus": 1, "mem": "1500M", "time": "30m"},
         "stages": stages or {},
         **settings,
     }

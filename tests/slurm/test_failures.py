@@ -1,4 +1,4 @@
-"""What breaks on real clusters: nodes, daemons, memory, disks, logs. The run survives, or says exactly what happened."""
+"""What breaks on real clusters: nodes, daemons, memory, disks, logs. The run survives, or says what happened."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from chain import bridge, bridge_json, command, write_tiny
-from conftest import SCRIPT, Cluster
+from chain import bridge, command, write_tiny
+from conftest import Cluster, another_cluster
 from launching import FAST, launch, profile, queue, saved_steps, states, wait_for, weights
 
 from bridge.graph import Edge
@@ -25,31 +25,35 @@ SFT = Edge("sft", 0)
 TRAINING = ("stages.sft.steps=300", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft]")
 
 
-def daemon(cluster: Cluster, verb: str, name: str) -> None:
-    environment = {**os.environ, "BRIDGE_DEVCLUSTER": str(cluster.state)}
-    subprocess.run([SCRIPT, verb, name], env=environment, check=True, capture_output=True, timeout=100)
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster of these tests alone: they break it."""
+    with another_cluster() as own, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", own.env["SLURM_CONF"])
+        yield own
 
 
 @contextmanager
 def without(cluster: Cluster, name: str, verb: str = "kill") -> Iterator[None]:
     """A daemon of the cluster is gone for a while, and comes back."""
-    daemon(cluster, verb, name)
+    cluster.script(verb, name)
     try:
         yield
     finally:
-        daemon(cluster, "start", name)
+        cluster.script("start", name)
 
 
 def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
-    """slurmd is killed: Slurm gives the node up and starts the job elsewhere, while the first training still runs there.
+    """slurmd is killed: Slurm gives the node up and starts the job elsewhere, while the first training still runs.
 
     The second attempt waits for the end of the first: the artifact is made once, and sealed once.
     """
-    run = launch(write_tiny(tmp_path), *TRAINING, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path), *TRAINING, "stages.sft.steps=1500", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
-    node = run.attempts(SFT)[-1]["host"]
+    node, job = run.attempts(SFT)[-1]["host"], states(run, tmp_path)["sft/0"]["job"]
     with without(cluster, node):
-        wait_for(lambda: "DOWN" in cluster.run("scontrol", "show", "node", node), "the node to be given up", 90)
+        waiting = "an earlier attempt is still running somewhere; waiting for its end"
+        wait_for(lambda: waiting in run.host_log(SFT, job).read_text(encoding="utf-8"), "the second attempt", 120)
         wait_for(lambda: not queue(cluster, run), "the run to end elsewhere", 240)
     found = states(run, tmp_path)
     assert {e["state"] for e in found.values()} == {"done"}
@@ -60,12 +64,12 @@ def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_controller_is_away_while_a_run_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     """No state is made up meanwhile, nothing can be submitted twice, and the wait ends when the run does."""
     waiting = subprocess.Popen(
-        command("launch", write_tiny(tmp_path), *TRAINING, "--profile", "devcluster", "--wait"),
+        command("launch", write_tiny(tmp_path), *TRAINING, "--profile", profile(tmp_path), "--wait"),
         env={**os.environ, "BRIDGE_RUNS": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for(lambda: list(tmp_path.glob("tiny-*/attempts/sft/0.jsonl")), "SFT to begin")
     run = Run(next(tmp_path.glob("tiny-*")))
-    with without(cluster, "slurmctld"):
+    with without(cluster, "slurmctld", "stop"):
         found = states(run, tmp_path)
         assert found["sft/0"]["state"] in ("unknown", "running")
         assert {e["state"] for e in found.values()} <= {"done", "unknown", "running"}
@@ -93,21 +97,16 @@ def test_accounting_is_away(cluster: Cluster, tmp_path: Path) -> None:
         assert found["state"] == "unknown"
         assert "no longer in the queue" in found["reason"]
         assert "accounting does not answer" in found["reason"]
-    wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "accounting to know", 60)
-    assert "exit 137:0" in states(run, tmp_path)["sft/0"]["reason"] or "0:9" in states(run, tmp_path)["sft/0"]["reason"]
+    wait_for(lambda: "FAILED (exit 137:0)" in states(run, tmp_path)["sft/0"]["reason"], "accounting to know", 60)
     assert states(run, tmp_path)["rl/0"]["state"] == "blocked"
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
 
 
 def test_a_cluster_without_accounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole chain on a cluster that has none; a killed job is told from one that runs, and resume ends it."""
-    state = Path("/var/lib/bridge-devcluster-bare")
-    environment = {**os.environ, "BRIDGE_DEVCLUSTER": str(state)}
-    subprocess.run([SCRIPT, "up", "--no-accounting"], env=environment, check=True, capture_output=True, timeout=100)
-    try:
-        monkeypatch.setenv("SLURM_CONF", str(state / "etc" / "slurm.conf"))
-        words = (*FAST, "stages.sft.steps=100", "--profile", profile(tmp_path))
-        run = launch(write_tiny(tmp_path), *words, runs=tmp_path, wait=False)
+    with another_cluster("--no-accounting") as bare:
+        monkeypatch.setenv("SLURM_CONF", bare.env["SLURM_CONF"])
+        run = launch(write_tiny(tmp_path), *FAST, "stages.sft.steps=100", runs=tmp_path, wait=False)
         wait_for(lambda: saved_steps(run), "SFT to save")
         os.kill(run.attempts(SFT)[-1]["pid"], signal.SIGKILL)
         wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "the end to be seen", 60)
@@ -118,10 +117,6 @@ def test_a_cluster_without_accounting(tmp_path: Path, monkeypatch: pytest.Monkey
         assert states(run, tmp_path)["rl/0"]["state"] == "blocked"
         bridge("resume", run.id, "--wait", runs=tmp_path)
         assert {e["state"] for e in states(run, tmp_path).values()} == {"done"}
-        checks = {check["name"]: check for check in bridge_json("doctor", *words[-2:], runs=tmp_path, check=None)}
-        assert not checks["accounting"]["ok"]
-    finally:
-        subprocess.run([SCRIPT, "down"], env=environment, check=True, capture_output=True, timeout=100)
 
 
 def test_out_of_memory(cluster: Cluster, tmp_path: Path) -> None:
@@ -141,7 +136,8 @@ def test_a_missing_log_folder(cluster: Cluster, tmp_path: Path) -> None:
     shutil.rmtree(run.folder / "logs" / "convert_sft")
     (run.folder / "logs" / "convert_sft").write_text("no folder", encoding="utf-8")
     wait_for(lambda: states(run, tmp_path)["convert_sft/0"]["state"] == "failed", "the convert job to fail", 120)
-    assert "Slurm could not write the job's log" in states(run, tmp_path)["convert_sft/0"]["reason"]
+    assert "can the node write to the run's folder?" in states(run, tmp_path)["convert_sft/0"]["reason"]
+    wait_for(lambda: "could not write the job's log" in states(run, tmp_path)["convert_sft/0"]["reason"], "0:53", 60)
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
     (run.folder / "logs" / "convert_sft").unlink()
     bridge("resume", run.id, "--wait", runs=tmp_path)
@@ -164,12 +160,8 @@ def test_a_full_disk(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None
     run = launch(write_tiny(tmp_path), *TRAINING, runs=small_disk, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     filler = small_disk / "filler"
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(b"\0" * 4096)
-                file.flush()
-        except OSError:
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 4096):
             pass
     wait_for(lambda: states(run, small_disk)["sft/0"]["state"] == "failed", "SFT to fail", 120)
     reason = states(run, small_disk)["sft/0"]["reason"]
@@ -216,11 +208,11 @@ def test_status_of_another_users_run(cluster: Cluster, tmp_path: Path) -> None:
     run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     tmp_path.chmod(0o755)
-    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "env", "HOME=/tmp"]
+    # Another user, who may read everything: this checkout and its Python may lie in a private folder.
+    read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", *read, "env", "HOME=/tmp"]
     done = subprocess.run(
         [*user, *command("status", run.folder, "--json")], capture_output=True, text=True, check=False, timeout=60
     )
     bridge("cancel", run.id, runs=tmp_path)
-    if done.returncode and "Permission denied" in done.stderr:
-        pytest.fail(f"this checkout cannot be read by others: {done.stderr}")
     assert '"state": "running"' in done.stdout

@@ -109,7 +109,7 @@ def test_a_child_of_a_cancelled_parent_is_cancelled() -> None:
     assert with_parents("blocked", "x", [("sft/0", element("cancelled"))]) == ("cancelled", "sft/0 was cancelled")
 
 
-@pytest.mark.parametrize("state", ["done", "failed", "running"])
+@pytest.mark.parametrize("state", ["done", "running", "requeued"])
 def test_what_has_begun_is_not_judged_by_its_parents(state: str) -> None:
     assert with_parents(state, "r", [("a/0", element("failed"))]) == (state, "r")  # type: ignore[arg-type]
 
