@@ -297,7 +297,7 @@ def quiet_for(run: Run, profile: Profile, element: RunElement, last: Mapping[str
 def last_words(run: Run, key: Edge, job: str | None, last: Mapping[str, Any]) -> list[str]:
     """What is known of an end that the stage could not write down: Slurm's own line, the stage's last, the disk."""
     found = []
-    if job and (line := last_line(run.host_log(key, job), only="slurmstepd: error")):
+    if job and (line := last_line(run.host_log(key, job), only="slurmstepd")):
         found.append(f"out of memory: {line}" if OUT_OF_MEMORY.search(line) else line)
     if last.get("job") == job and (line := last_line(run.log(key, last.get("attempt", 0)))):
         found.append(f"its last line: {line}")

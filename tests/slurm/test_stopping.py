@@ -121,26 +121,25 @@ def test_a_preempted_training_goes_on(cluster: Cluster, tmp_path: Path, undistur
 
 
 def test_an_evaluation_goes_on_with_the_samples_it_has(cluster: Cluster, tmp_path: Path) -> None:
-    words = (
-        "stages.sft.steps=4",
-        "stages.eval.model=[sft]",
-        "stages.eval.samples=4",
-        "stages.eval.max_new_tokens=200",
-        "stages.eval.rollout_batch=4",
-    )
+    slow = {"samples": 4, "max_new_tokens": 200, "rollout_batch": 4}
+    settings = [f"stages.eval.{name}={value}" for name, value in slow.items()]
+    words = ("stages.sft.steps=4", "stages.eval.model=[sft]", "stages.rl.steps=1", *settings)
     run = launch(write_tiny(tmp_path), *words, runs=tmp_path, wait=False)
     key = Edge("eval", 0)
     wait_for(lambda: len(list((run.work(key) / "scratch").glob("samples-*"))) > 1, "the first samples")
     cluster.run("scancel", "--signal=USR2", states(run, tmp_path)["eval/0"]["job"])
     wait_for(lambda: ends(run, "eval") == [75], "the evaluation to stop")
-    stored = {p.name: p.stat().st_mtime_ns for p in (run.work(key) / "scratch").glob("samples-*")}
+    stored = len(list((run.work(key) / "scratch").glob("samples-*")))
     wait_for(lambda: ends(run, "eval") == [75, 0], "the evaluation to end", 240)
     reason = next(line["reason"] for line in run.attempts(key) if line.get("exit") == 75)
-    assert f"stopped after {len(stored)} of 20 questions; saved" in reason
+    assert f"stopped after {stored} of 20 questions; saved" in reason
     first = run.log(key, 2).read_text(encoding="utf-8")
-    assert f"{len(stored) + 1}/20 questions" in first  # the second attempt began where the first one stopped
-    whole = launch(write_tiny(tmp_path), *words, runs=tmp_path / "undisturbed")
-    tables = [pq.read_table(r.artifact(key) / "samples.parquet") for r in (run, whole)]
+    assert f"{stored + 1}/20 questions" in first  # the second attempt began where the first one stopped
+    # the same model and problems, sampled without a break
+    model, data, out = run.artifact(Edge("convert_sft", 0)), run.artifact(Edge("test_data", 0)), tmp_path / "whole"
+    rest = [f"{name}={value}" for name, value in slow.items() if name != "samples"]
+    bridge("eval", model, "--task", data, "--samples", 4, "-o", out, *rest, runs=tmp_path)
+    tables = [pq.read_table(folder / "samples.parquet") for folder in (run.artifact(key), out)]
     assert tables[0].equals(tables[1])
 
 

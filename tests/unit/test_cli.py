@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -306,6 +307,26 @@ def test_a_runs_folder_of_any_name_works(tmp_path: Path, name: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "tiny.yaml"])  # and nothing beside it
     assert [e["state"] for e in bridge_json("status", value["run"], runs=tmp_path / name)["elements"]] == ["done"]
     assert "sealed" in bridge("logs", value["run"], "test_data", runs=tmp_path / name).stdout
+
+
+def test_watch_redraws_in_place_until_the_end(tmp_path: Path) -> None:
+    """On a terminal: the table is drawn over itself, and what is left on the screen is the end."""
+    task = TINY[TINY.index("task:") : TINY.index("stages:")]
+    text = f"name: tiny\nmodel: no/model\n{task}stages:\n  test_data: {{kind: data, split: test, size: 6000}}\n"
+    value = bridge_json("launch", write_tiny(tmp_path, text), runs=tmp_path)
+    terminal, inside = pty.openpty()
+    words = command("status", value["run"], "--watch", "--runs", tmp_path)
+    process = subprocess.Popen(words, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm"})
+    os.close(inside)
+    shown = b""
+    with suppress(OSError):  # Linux's way to say that the other side is closed
+        while part := os.read(terminal, 4096):
+            shown += part
+    assert process.wait(timeout=60) == 0
+    frames = shown.decode().split("\x1b[1A")  # cursor up: one frame over the other
+    assert len(frames) > 2
+    assert "running" in frames[0] or "pending" in frames[0]
+    assert f"{value['run']}: done" in shown.decode()
 
 
 def test_a_backslash_in_the_runs_folder_is_refused(tmp_path: Path) -> None:
