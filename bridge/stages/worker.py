@@ -77,6 +77,9 @@ def main() -> int:
 
     rank = int(os.environ["RANK"])
     word: dict[str, Any]
+    if stop.requested:  # nothing has begun, so there is nothing to agree on with the others
+        store.compare_set(WORD, "", json.dumps({"halted": "asked to stop before the work began"}))
+        return 0
     try:
         join()
         word = {"summary": importlib.import_module(f"bridge.stages.{facts['settings']['kind']}").run(job)}
