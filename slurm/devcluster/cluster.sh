@@ -68,10 +68,14 @@ install_packages() {
   rm "$log"
 }
 
-# Prints the first of the ports that the cluster takes: ten in a row where nobody listens, below the ephemeral range.
+# Prints the first of the ports that the cluster takes: ten in a row where nobody listens, below the ephemeral range, and
+# that no other cluster has taken which is just being started.
 free_ports() {
-  local base port
+  local base port taken
   for base in {26800..27700..10}; do
+    taken=/run/lock/bridge-devcluster-$base
+    [[ ! -e $taken || -e $(<"$taken")/base-port ]] || rm -f "$taken" # its cluster is gone
+    (set -o noclobber && echo "$state" >"$taken") 2>/dev/null || continue
     for port in $(seq "$base" $((base + 9))); do
       (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null && continue 2
     done
