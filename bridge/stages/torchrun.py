@@ -258,7 +258,7 @@ class _Agent(LocalElasticAgent):
     """
 
     def __init__(self, spec: WorkerSpec, team: Team) -> None:
-        super().__init__(spec, DefaultLogsSpecs(log_dir=str(team.work / "torchrun")), exit_barrier_timeout=60)
+        super().__init__(spec, DefaultLogsSpecs(log_dir=str(team.work / "torchrun")))
         self._team = team
         self._told = False
         self._lost: float | None = None
@@ -275,6 +275,9 @@ class _Agent(LocalElasticAgent):
         finally:
             self._team.stop.listen()  # the agent has put its own handlers there
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def _exit_barrier(self) -> None:
+        """Nobody waits here for the agents of other nodes, one of which may be gone: the store outlives them all."""
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert isinstance(self._pcontext, SubprocessContext)
