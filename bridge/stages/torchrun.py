@@ -119,7 +119,7 @@ class Team:
         try:
             result = agent.run()
         except SignalException as error:
-            raise StopEarlyError(f"{error.sigval.name} came while the workers began") from None
+            raise StopEarlyError(f"{error.sigval.name} came while the workers began; they were ended") from None
         return _reason(agent.failed) if result.is_failed() else None
 
     def _word(self) -> dict[str, Any] | None:
