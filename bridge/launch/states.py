@@ -126,7 +126,7 @@ def scheduler_state(seen: Seen, last_end: Mapping[str, Any] | None) -> tuple[Sta
     if word in _RUNNING:
         return "running", word
     if word in _REQUEUED:
-        return "requeued", word + ended
+        return "requeued", (f"{word} ({shown})" if seen.reason else word) + ended
     if word == "CANCELLED":
         return "cancelled", seen.state
     if word == "COMPLETED":

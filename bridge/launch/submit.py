@@ -97,7 +97,6 @@ def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) ->
 
 
 def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
-
     if _drop_interrupted(run, profile):
         states = observe(run)
     while True:
