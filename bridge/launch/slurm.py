@@ -180,9 +180,11 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
 def unrecorded(run: Run, profile: Profile) -> list[str]:
     """Jobs of this run in the queue that no launch has on record: it was killed between sbatch and its note."""
     known = {job.partition("_")[0] for line in run.submissions() for job in line.get("jobs", [])}
-    lines = call(profile, ["squeue", "-h", "-o", "%F|%j", "--me"]).splitlines()
-    rows = [line.split("|", 1) for line in lines]
-    return sorted({job for job, name in rows if name.startswith(f"{run.id}/") and job not in known})
+    # By name and folder: the same experiment in another runs folder is another run with the same name.
+    ours = f"{run.folder}/code".partition("\n")[0]
+    lines = call(profile, ["squeue", "-h", "-o", "%F|%j|%Z", "--me"]).splitlines()
+    rows = [line.split("|", 2) for line in lines if line.count("|") >= 2]
+    return sorted({job for job, name, folder in rows if name.startswith(f"{run.id}/") and folder == ours} - known)
 
 
 def cancel(profile: Profile, jobs: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ class StopFlag:
         """Catch the signals from now on."""
         for number in SIGNALS:
             signal.signal(number, self._set)
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)  # comes with TERM; submitit would write a line about it
 
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

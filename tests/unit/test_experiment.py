@@ -89,7 +89,7 @@ def test_an_override_wins_over_the_file() -> None:
             "exp.yaml:1: name: must be letters, digits, dots, dashes and underscores, but it is '../evil'",
         ),
         ("stages.sft.resources.gpus=-1", "stages.sft.resources.gpus: input should be greater than or equal to 0"),
-        ("stages.sft.resources.time=12x", "resources.time: must be a time such as 2d, 12h, 90m or 1h30m, but it is '12x'"),
+        ("stages.sft.resources.time=12x", "time: must be a time such as 2d, 12h, 90m or 1h30m, but it is '12x'"),
         ("stages.sft={}", "a whole stage cannot be set; name one of its settings"),
         ("seed", "'seed' is no setting: write it as path=value"),
         ("sweep={}", None),

@@ -180,11 +180,13 @@ def test_every_plan_runs_each_element_once_after_exactly_its_parents(
     assert sorted(members) == sorted(set(everything) - sealed - set(active))
     assert all(len(a.elements) <= limit and len(set(a.tasks)) == len(a.elements) for a in planned)
     assert len({a.name for a in planned}) == len(planned)
-    element_at = {(a.name, task): Edge(a.stage, i) for a in planned for i, task in zip(a.elements, a.tasks)}
+    element_at = {
+        (a.name, task): Edge(a.stage, i) for a in planned for i, task in zip(a.elements, a.tasks, strict=True)
+    }
     element_at |= {(job.partition("_")[0], int(job.partition("_")[2])): Edge(*key) for key, job in active.items()}
     names: list[str] = []
     for array in planned:
-        for index, task in zip(array.elements, array.tasks):
+        for index, task in zip(array.elements, array.tasks, strict=True):
             waits = set()
             for after in array.after:
                 source = after.array or after.job

@@ -85,7 +85,7 @@ def test_a_requeued_job_that_waits_says_why_it_stopped() -> None:
 def test_queue_and_accounting_together(
     queue: Seen | None, accounting: Seen | None, silent: str, state: str, queued: bool | None
 ) -> None:
-    seen = reconciled(queue, accounting, {name: "timed out" for name in silent.split()})
+    seen = reconciled(queue, accounting, dict.fromkeys(silent.split(), "timed out"))
     assert (scheduler_state(seen, None)[0], seen.queued) == (state, queued)
 
 
