@@ -11,7 +11,7 @@ from bridge.config.stages import MEMORY, Positive, Resources
 
 GPU_OPTION = r"--[a-z][a-z-]*=[A-Za-z0-9_.:,=-]*\{gpus\}[A-Za-z0-9_.:,=-]*"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-MAX_ATTEMPTS, QUIET = 20, "30m"
+MAX_ATTEMPTS, QUIET, MAX_ARRAY = 20, "30m", 1001
 
 Variable = Annotated[str, AfterValidator(matching(NAME, "a variable's name"))]
 Line = Annotated[str, AfterValidator(matching(r"[^\n\r\0]+", "one line"))]
@@ -64,8 +64,9 @@ class Profile(Settings):
     """slurm: shell lines that run before every stage, such as `module load cuda/12.4`."""
     slurm_conf: str | None = None
     """slurm: the cluster's slurm.conf, when it is not where Slurm looks by itself."""
-    max_array: Positive = 1001
-    """slurm: the cluster's MaxArraySize; longer arrays are split."""
+    max_array: Positive | None = None
+    """slurm: the cluster's MaxArraySize; longer arrays are split. Default: what the cluster says at the launch; `plan`,
+    which asks no cluster, then takes Slurm's usual 1001."""
     throttle: Positive | None = None
     """slurm: how many elements of one array may run at once."""
     warn: Annotated[int, Field(ge=0)] = 120

@@ -183,7 +183,7 @@ def _slurm(profile: Profile, runs: Path) -> Iterator[Check]:
     yield from _topic("sbatch", accepted, (_refusals(profile, wish) for wish in wishes))
     limit = int(config.get("MaxArraySize", "0"))
     remedy = f"set `max_array: {limit}` in the profile"
-    yield _check("array limit", profile.max_array <= limit, f"MaxArraySize {limit}", remedy)
+    yield _check("array limit", (profile.max_array or 0) <= limit, f"MaxArraySize {limit}", remedy)
     yield from _secrets(profile)
     yield from _probe(profile, wishes, runs)
 

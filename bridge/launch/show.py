@@ -40,9 +40,11 @@ def console() -> Console:
 
 
 def _planned(plan: Plan, runs: Path) -> tuple[frozenset[Edge], list[Array]]:
+    from bridge.config.profile import MAX_ARRAY
+
     folder = runs / plan.request.run_id
     sealed = Run(folder).sealed() if (folder / "run.json").is_file() else frozenset()
-    return sealed, arrays(plan.graph.parents(), sealed, max_array=plan.profile.max_array)
+    return sealed, arrays(plan.graph.parents(), sealed, max_array=plan.profile.max_array or MAX_ARRAY)
 
 
 def overview(plan: Plan, runs: Path) -> Json:

@@ -15,7 +15,7 @@ from submitit.core import utils
 from submitit.core.core import Job
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from bridge.config.profile import Profile
+from bridge.config.profile import MAX_ARRAY, Profile
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import Array, Edge
 from bridge.launch.script import sbatch_options
@@ -95,10 +95,17 @@ def require_slurm(profile: Profile, name: str) -> None:
     except WorkFailedError as error:
         raise UserError(f"profile {name}: the Slurm controller does not answer: {error}") from None
     limit = max_array_size(config)
-    if limit is not None and profile.max_array > limit:
+    if limit is not None and profile.max_array is not None and profile.max_array > limit:
         what = f"max_array is {profile.max_array}, but this cluster's MaxArraySize is {limit}"
         raise UserError(f"profile {name}: {what}; write `max_array: {limit}` into the profile")
     require_secrets(profile, name)
+
+
+def array_limit(profile: Profile) -> int:
+    """How many tasks an array may have: what the profile says, else what the cluster does."""
+    if profile.max_array is not None:
+        return profile.max_array
+    return max_array_size(call(profile, ["scontrol", "show", "config"])) or MAX_ARRAY
 
 
 def max_array_size(config: str) -> int | None:

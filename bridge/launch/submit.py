@@ -112,7 +112,7 @@ def _submit(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[
     _require_known(run, states)
     sealed = frozenset((s.stage, s.element) for s in states if s.state == "done")
     active = {(key.stage, key.element): job for key, job in active_jobs(states).items()}
-    planned = arrays(run.parents(), sealed, active, profile.max_array)
+    planned = arrays(run.parents(), sealed, active, slurm.array_limit(profile))
     if not planned:
         return {}
     stale = [s.job for s in states if s.state in STUCK and s.open and s.job]

@@ -36,7 +36,6 @@ def profile(folder: Path, stages: dict[str, dict[str, object]] | None = None, **
     value = {
         "cluster": "slurm",
         "slurm_conf": os.environ["SLURM_CONF"],
-        "max_array": 101,
         "defaults": {"cpus": 1, "mem": "1500M", "time": "30m"},
         "stages": stages or {},
         **settings,

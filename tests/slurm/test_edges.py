@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slurm
 def test_250_elements_under_a_limit_of_101(cluster: Cluster, tmp_path: Path) -> None:
     """Three arrays a stage, tied task by task; two scheduler calls show them all; one command cancels them all."""
     sweep = TINY + f"sweep:\n  stages.train_data.seed: {list(range(250))}\n"
-    words = (write_tiny(tmp_path, sweep), "--profile", profile(tmp_path, max_array=101, throttle=1))
+    words = (write_tiny(tmp_path, sweep), "--profile", profile(tmp_path, throttle=1))
     value = bridge_json("launch", *words, runs=tmp_path)
     run = Run(Path(value["dir"]))
     submitted = {(e["stage"], e["elements"][0]): e for e in run.submissions() if e["event"] == "submit"}

@@ -148,7 +148,7 @@ def test_launched_from_inside_a_job_nothing_leaks(cluster: Cluster, tmp_path: Pa
     out = tmp_path / "outer.txt"
     script = tmp_path / "outer.sh"
     script.write_text(
-        f"#!/bin/bash\nexport BRIDGE_RUNS={tmp_path}/runs SBATCH_PARTITION=nowhere LEAK=secret\n"
+        f"#!/bin/bash\nexport BRIDGE_RUNS={tmp_path}/runs SBATCH_PARTITION=nowhere LEAK=5ecret\n"
         f"cd {Path.cwd()}\n{sys.executable} -m bridge launch {experiment} --profile devcluster --json > {out} 2>&1\n",
         encoding="utf-8",
     )
@@ -160,7 +160,7 @@ def test_launched_from_inside_a_job_nothing_leaks(cluster: Cluster, tmp_path: Pa
     bridge("cancel", run.id, runs=tmp_path / "runs")
     for path in run.folder.rglob("*"):
         if path.is_file() and path.suffix != ".diff":
-            assert b"secret" not in path.read_bytes(), path
+            assert b"5ecret" not in path.read_bytes(), path
 
 
 @pytest.fixture
