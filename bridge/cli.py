@@ -64,6 +64,11 @@ def main() -> NoReturn:
     except BrokenPipeError:  # `bridge-rl status | head`
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if debug:
+            raise
+        sys.stderr.write(f"error: {error.filename or 'the system'}: {error.strerror or error}\n")
+        sys.exit(1)
     except Exception as error:
         if isinstance(error, usage_error):
             error.show()  # type: ignore[attr-defined]
@@ -201,18 +206,22 @@ def _launch(run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool
 
 @contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """On Ctrl-C, stop what runs on this machine, or say that the cluster's jobs go on."""
+    """On Ctrl-C, TERM or a closed terminal, stop what runs on this machine, or say that the cluster's jobs go on."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not under nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not leave anything half-stopped
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a second one must not leave anything half-stopped
         if run.profile().cluster == "local":
             from bridge.launch.submit import cancel as stop
 
             _say("stopping …")
             stop(run, list(run.elements.values()))
             _say(f"stopped; what was done is kept: go on with `bridge-rl resume {run.id}`")
-        else:
+        elif next((line["event"] for line in reversed(run.submissions())), "") == "release":
             _say(f"the jobs go on; see `bridge-rl status {run.id}`, stop them with `bridge-rl cancel {run.id}`")
         raise
 

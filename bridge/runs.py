@@ -268,6 +268,8 @@ def user_path(text: str) -> Path:
 
 def open_run(text: str, runs: Path) -> Run:
     """The run that a user names: a path, an id, or the beginning of an id that only one run has."""
+    if not text.strip():
+        raise UserError("no run is named; `bridge-rl runs` lists them")
     path = user_path(text)
     if (path / RECORD).is_file():
         return Run(path.resolve())

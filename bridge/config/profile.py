@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from bridge.config.base import Settings, matching
 from bridge.config.stages import MEMORY, Positive, Resources
@@ -12,6 +13,31 @@ from bridge.config.stages import MEMORY, Positive, Resources
 GPU_OPTION = r"--[a-z][a-z-]*=[A-Za-z0-9_.:,=-]*\{gpus\}[A-Za-z0-9_.:,=-]*"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 MAX_ATTEMPTS, QUIET, MAX_ARRAY = 20, "30m", 1001
+
+# sbatch options that the launcher sets itself, or that a setting stands for.
+OURS = (
+    "array", "a", "job-name", "J", "output", "o", "error", "e", "dependency", "d", "export", "export-file", "requeue",
+    "no-requeue", "wait", "W", "parsable", "chdir", "D", "signal", "kill-on-invalid-dep", "hold", "H", "open-mode",
+    "wrap", "nodes", "N", "ntasks", "n", "ntasks-per-node", "cpus-per-task", "c", "mem", "mem-per-cpu", "mem-per-gpu",
+    "time", "t", "partition", "p", "account", "A", "qos", "q", "constraint", "C", "exclusive", "test-only", "quiet",
+    "Q",
+)  # fmt: skip
+
+
+def _no_keyword(value: str) -> str:
+    if value in ("ALL", "NONE", "NIL"):
+        raise ValueError(f"{value} is a word of sbatch's --export, and no variable")
+    return value
+
+
+def _not_ours(value: str) -> str:
+    found = re.fullmatch(r"--([a-z][a-z-]*)(=.*)?|-([A-Za-z])(.*)", value)
+    if found is None:
+        raise ValueError(f"must be one sbatch option, such as --mail-type=FAIL, but it is {value!r}")
+    if (found[1] or found[3]) in OURS:
+        raise ValueError(f"{value!r}: bridge-rl sets this itself, from its own settings (docs/settings.md)")
+    return value
+
 
 Variable = Annotated[str, AfterValidator(matching(NAME, "a variable's name"))]
 Line = Annotated[str, AfterValidator(matching(r"[^\n\r\0]+", "one line"))]
@@ -33,7 +59,7 @@ class Allocation(Resources):
     gpu_option: Annotated[str, AfterValidator(matching(GPU_OPTION, "an option with {gpus} in it"))] | None = None
     """How this cluster wants GPUs to be asked for; `{gpus}` is their number on each node. Default:
     `--gres=gpu:{gpus}`. Others: `--gres=gpu:a100:{gpus}`, `--gpus-per-node={gpus}`."""
-    sbatch: list[Line] = []
+    sbatch: list[Annotated[Line, AfterValidator(_not_ours)]] = []
     """Further sbatch options, one each, such as `--mail-type=FAIL`."""
     setup: list[Line] = []
     """Shell lines that run on the node before the stage, such as `module load cuda/12.4`."""
@@ -51,15 +77,16 @@ class Profile(Settings):
     `slurm`: submitit's Slurm executor."""
     cpus: Positive | None = None
     """local: cores used at once by all elements together. Default: all."""
-    python: str | None = None
+    python: Line | None = None
     """The Python that runs the jobs. Default: the one that launches."""
     env: dict[Variable, str] = {}
     """Environment variables of every job. Jobs on Slurm get nothing else of the launching shell; local ones get all."""
-    secrets: list[Variable] = []
+    secrets: list[Annotated[Variable, AfterValidator(_no_keyword)]] = []
     """slurm: names of variables of the launching shell that jobs get too, such as `WANDB_API_KEY` and `HF_TOKEN`. Their
     values are in no script, record or log; Slurm keeps them with the job."""
-    secrets_file: Line | None = None
-    """slurm: a file with lines NAME=VALUE that only you can read (mode 0600), read by each job when it starts."""
+    secrets_file: Annotated[str, AfterValidator(matching(r"/[^\n\r\0]+", "an absolute path"))] | None = None
+    """slurm: the absolute path of a file with lines NAME=VALUE that only you can read (mode 0600); each job reads it
+    when it starts."""
     setup: list[Line] = []
     """slurm: shell lines that run before every stage, such as `module load cuda/12.4`."""
     slurm_conf: str | None = None
@@ -75,6 +102,15 @@ class Profile(Settings):
     """For every kind of stage."""
     stages: dict[str, Allocation] = {}
     """For one kind of stage, on top of the defaults. The experiment's own `resources` win over both."""
+
+    @model_validator(mode="after")
+    def _secrets_stay_secret(self) -> Profile:
+        levels = [("env", self.env), ("defaults.env", self.defaults.env)]
+        levels += [(f"stages.{kind}.env", level.env) for kind, level in self.stages.items()]
+        for where, env in levels:
+            if both := sorted(set(env) & set(self.secrets)):
+                raise ValueError(f"{where} gives {both[0]}, one of the secrets: its value would stand in scripts")
+        return self
 
 
 def allocation(profile: Profile, kind: str, resources: Resources) -> Allocation:

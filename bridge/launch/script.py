@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 
-from bridge.config.profile import Allocation, Profile, processes
+from bridge.config.profile import MAX_ATTEMPTS, Allocation, Profile, processes
 from bridge.config.stages import MEMORY, seconds
 from bridge.graph import Array, ranges
 
@@ -40,14 +40,23 @@ trap 'rm -rf -- "$TMPDIR"' EXIT
 # TERM comes from a cancel, which must not come back even if the stage has just asked for it, or from a preemption.
 stopped=""
 trap 'stopped=yes' TERM
+trap : USR2
 
 srun --export=ALL --cpus-per-task={{ cpus }} --unbuffered --kill-on-bad-exit=1 {{ command }}
 code=$?
 
-# 75: the stage saved its state and wants to go on. Only this element is requeued.
-if [ "$code" -eq 75 ] && [ -z "$stopped" ]; then
-  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
-fi
+# 75: the stage saved its state and wants to go on. 140, 143: the warning came while Python was still starting. Only
+# this element is requeued; the controller may be away for some minutes.
+again=""
+case $code in
+  75) again=yes ;;
+  140 | 143) [ "${SLURM_RESTART_COUNT:-0}" -ge {{ max_attempts }} ] || again=yes ;;
+esac
+for ((try = 0; try < 60; try++)); do
+  [ -n "$again" ] && [ -z "$stopped" ] || break
+  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" && break
+  sleep 5
+done
 exit "$code"
 """
 
@@ -123,6 +132,7 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
         env=lines,
         secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
         scratch=shlex.quote(allocation.scratch) if allocation.scratch else None,
+        max_attempts=allocation.max_attempts or MAX_ATTEMPTS,
         cpus=allocation.cpus or 1,  # since 22.05 a step no longer takes it over from the job
         setup=[*profile.setup, *allocation.setup],
         command=f"{shlex.quote(python)} -u -m submitit.core._submit {folder}",

@@ -152,8 +152,12 @@ def release(profile: Profile, jobs: Sequence[str]) -> None:
     call(profile, ["scontrol", "release", ",".join(jobs)])
 
 
-def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
-    """What the scheduler says of each element's job: one call of squeue and one of sacct, however many jobs."""
+def look_up(run: Run, profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
+    """What the scheduler says of each element's job: one call of squeue and one of sacct, however many jobs.
+
+    A cluster that lost its state gives numbers out again, so a row counts only if it bears the run's name (or none of
+    ours: a job that was started by hand), and in the queue also its folder.
+    """
     if not jobs:
         return {}
     wanted = {job: key for key, job in jobs.items()}
@@ -166,7 +170,7 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
     ids = ",".join(arrays if len(arrays) > 1 else arrays * 2)
     for found, command in (
         (accounting, ["sacct", "-X", "-n", "-P", "-o", "JobID,State,ExitCode,JobName", "-j", ids]),
-        (queue, ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r", "-j", ids]),
+        (queue, ["squeue", "-h", "-r", "-t", "all", "-o", "%F_%K|%T|%r|%j|%Z", "-j", ids]),
     ):
         try:
             text = call(profile, command)
@@ -175,8 +179,10 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
                 silent[command[0]] = str(error)
             continue
         for line in text.splitlines():
-            job, state, reason, name = [*line.split("|"), "", "", ""][:4]
+            job, state, reason, name, folder = [*line.split("|", 4), "", "", "", ""][:5]
             if job not in wanted or name == "allocation":  # a row that accounting has not filled in yet
+                continue
+            if "/" in name and not _is_ours(run, name, folder):
                 continue
             if command[0] == "sacct":
                 reason = "" if reason == "0:0" else f"exit {reason}"
@@ -184,14 +190,28 @@ def look_up(profile: Profile, jobs: Mapping[Edge, str]) -> dict[Edge, Seen]:
     return {key: reconciled(queue.get(key), accounting.get(key), silent) for key in jobs}
 
 
+def _is_ours(run: Run, name: str, folder: str) -> bool:
+    """Whether a job is one of this run: by its name, and by its folder where that is known.
+
+    The same experiment in another runs folder is another run with the same name.
+    """
+    return name.startswith(f"{run.id}/") and folder in ("", f"{run.folder}/code".partition("\n")[0])
+
+
+def queued(run: Run, profile: Profile) -> dict[str, bool]:
+    """The arrays of this run that are in the queue, on record or not → whether all that is left of one is pending."""
+    found: dict[str, bool] = {}
+    for line in call(profile, ["squeue", "-h", "-o", "%F|%T|%j|%Z", "--me"]).splitlines():
+        job, state, name, folder = [*line.split("|", 3), "", "", ""][:4]
+        if folder and _is_ours(run, name, folder):
+            found[job] = found.get(job, True) and state == "PENDING"
+    return found
+
+
 def unrecorded(run: Run, profile: Profile) -> list[str]:
     """Jobs of this run in the queue that no launch has on record: it was killed between sbatch and its note."""
     known = {job.partition("_")[0] for line in run.submissions() for job in line.get("jobs", [])}
-    # By name and folder: the same experiment in another runs folder is another run with the same name.
-    ours = f"{run.folder}/code".partition("\n")[0]
-    lines = call(profile, ["squeue", "-h", "-o", "%F|%j|%Z", "--me"]).splitlines()
-    rows = [line.split("|", 2) for line in lines if line.count("|") >= 2]
-    return sorted({job for job, name, folder in rows if name.startswith(f"{run.id}/") and folder == ours} - known)
+    return sorted(queued(run, profile).keys() - known)
 
 
 def cancel(profile: Profile, jobs: Sequence[str]) -> None:

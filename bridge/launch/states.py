@@ -24,7 +24,11 @@ _OVER = _FAILED | {"CANCELLED", "COMPLETED"}
 
 _EXPLAINED = {
     "exit 0:53": "exit 0:53: Slurm could not write the job's log; can the node write to the run's folder?",
-    "JobLaunchFailure": "JobLaunchFailure: Slurm could not start it; can the node write to the run's folder?",
+    "JobLaunchFailure": "JobLaunchFailure: its script did not start or was killed; can the node write to the run?",
+    "PartitionConfig": "PartitionConfig: no node of its partition is like that; `bridge-rl doctor` says more",
+    "PartitionNodeLimit": "PartitionNodeLimit: more than its partition gives; `bridge-rl doctor` says more",
+    "PartitionTimeLimit": "PartitionTimeLimit: longer than its partition allows; `bridge-rl doctor` says more",
+    "BadConstraints": "BadConstraints: no node is like that; `bridge-rl doctor` says more",
     "JobHeldUser": "JobHeldUser: held; `scontrol release` lets it go",
     "launch failed requeued held": "launch failed requeued held: Slurm could not start it; `cancel` and `resume`",
 }

@@ -18,6 +18,7 @@ from bridge.launch.script import is_root, sbatch_script
 from bridge.launch.states import STUCK, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
 from bridge.progress import duration
 from bridge.runs import Run, RunElement
+from bridge.stages.exits import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from bridge.config.profile import Profile
@@ -28,6 +29,7 @@ class ParentDoneError(Exception):
 
 
 OUT_OF_MEMORY = re.compile(r"oom.kill event|exceeded memory limit")  # Slurm's words, of 21.08 to 24.11
+PATIENCE = 90.0  # seconds for which a launch waits for jobs that are just ending
 FULL = 1 << 20  # bytes free, below which a disk counts as full
 # What srun and Python add to every end: the line before says more.
 MEANINGLESS = ("srun: error:", "srun: Terminating", "srun: Job step aborted", "srun: launch/slurm:", "Force Terminated")
@@ -97,13 +99,29 @@ def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) ->
 
 
 def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
-    if _drop_interrupted(run, profile):
+    if _drop_broken_off(run, profile):
         states = observe(run)
     while True:
         try:
-            return _submit(run, profile, states)
+            return _submit(run, profile, _settled(run, states))
         except ParentDoneError:  # in the moment of submission: the children that are left need no edge any more
             states = observe(run)
+
+
+def _settled(run: Run, states: Sequence[ElementState]) -> Sequence[ElementState]:
+    """The states once nothing unsealed is just ending: whether that ends for good or comes back is not known before.
+
+    Raises:
+        WorkFailedError: something is still ending after PATIENCE.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while ending := [s for s in states if s.state == "running" and s.reason.startswith("COMPLETING")]:
+        if time.monotonic() > deadline:
+            what = f"{ending[0].stage}/{ending[0].element} is still ending (job {ending[0].job})"
+            raise WorkFailedError(f"{run.id}: {what}; nothing was submitted, try again later")
+        time.sleep(1.0)
+        states = observe(run)
+    return states
 
 
 def _submit(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
@@ -138,18 +156,26 @@ def _submit(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[
     return result
 
 
-def _drop_interrupted(run: Run, profile: Profile) -> bool:
+def _drop_broken_off(run: Run, profile: Profile) -> bool:
     """Cancel what a launch had submitted that was killed before it let go of it; whether there was such a launch."""
     from bridge.launch import slurm
 
+    held = broken_off(run)
+    if held:
+        waiting = slurm.queued(run, profile)
+        slurm.cancel(profile, sorted(job for job in held if waiting.get(job)))  # not what was let go of by hand
+    return bool(held)
+
+
+def broken_off(run: Run) -> frozenset[str]:
+    """Arrays of a last launch that did not come to its end: they are held, or wait for such."""
     held: list[str] = []
     for line in run.submissions():
         if line["event"] in ("launch", "release"):
             held.clear()
         elif line["event"] == "submit" and line.get("held") is not None:
             held.append(line["jobs"][0].partition("_")[0])
-    slurm.cancel(profile, held)
-    return bool(held)
+    return frozenset(held)
 
 
 def _require_known(run: Run, states: Sequence[ElementState]) -> None:
@@ -172,7 +198,7 @@ def _require_parents(run: Run, planned: Sequence[Array], before: Sequence[Elemen
     if not earlier:
         return
     watched = {(s.stage, s.element) for s in before if s.open and s.job and s.job.partition("_")[0] in earlier}
-    for state in observe(run):
+    for state in _settled(run, observe(run)):
         if (state.stage, state.element) in watched and state.state == "done":
             raise ParentDoneError
         if (state.stage, state.element) in watched and not state.open:
@@ -247,7 +273,7 @@ def _ask_scheduler(run: Run, profile: Profile, open_jobs: Mapping[Edge, str]) ->
         return local.look_up(run)
     from bridge.launch import slurm
 
-    return slurm.look_up(profile, open_jobs)
+    return slurm.look_up(run, profile, open_jobs)
 
 
 def _element_state(
@@ -272,8 +298,13 @@ def _element_state(
         state, reason = "unknown", "was never submitted; `resume` does it"
     else:
         state, reason = scheduler_state(seen, ended)
-        if state == "failed" and ended is None:
+        stopped = ended is not None and ended["exit"] == EXIT_REQUEUE
+        if state == "failed" and (ended is None or stopped):
             reason = "; ".join([reason, *last_words(run, key, job, last)])
+        if state == "failed" and stopped and seen.state:
+            reason += "; it was not started again: `resume` goes on"
+        if "JobHeldUser" in reason and job and job.partition("_")[0] in broken_off(run):
+            reason = "the launch was broken off before it let the jobs go; `resume` launches again"
         elif state == "running" and (quiet := quiet_for(run, profile, element, last)):
             reason = f"{reason}, but no progress for {quiet}"
     if state != "failed" or last.get("job") != job:  # what has begun had its parents
@@ -298,7 +329,8 @@ def last_words(run: Run, key: Edge, job: str | None, last: Mapping[str, Any]) ->
     found = []
     if job and (line := last_line(run.host_log(key, job), only="slurmstepd")):
         found.append(f"out of memory: {line}" if OUT_OF_MEMORY.search(line) else line)
-    if last.get("job") == job and (line := last_line(run.log(key, last.get("attempt", 0)))):
+    began = last.get("job") == job and last.get("event") == "start"  # and did not end by itself
+    if began and (line := last_line(run.log(key, last["attempt"]))):
         found.append(f"its last line: {line}")
     elif job and (line := last_line(run.host_log(key, job))) and line not in found:
         found.append(f"the job's last line: {line}")
@@ -345,5 +377,10 @@ def cancel(run: Run, elements: Sequence[RunElement]) -> list[RunElement]:
         else:
             from bridge.launch import slurm
 
-            slurm.cancel(profile, [*jobs.values(), *slurm.unrecorded(run, profile)])
+            everything = len(chosen) == len(run.elements)  # also what somebody requeued of an element that is sealed
+            others = slurm.queued(run, profile) if everything else slurm.unrecorded(run, profile)
+            try:
+                slurm.cancel(profile, sorted({*jobs.values(), *others}))
+            except WorkFailedError as error:
+                raise WorkFailedError(f"{run.id}: nothing is known to be cancelled; try again: {error}") from None
     return [run.elements[key] for key in open_keys]

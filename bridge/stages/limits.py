@@ -69,15 +69,18 @@ class Watchdog(threading.Thread):
         self.progress, self.stop, self.give_up = progress, stop, give_up
         self.left = seconds(need.max_total_time) - before if need.max_total_time else None
         self.max_quiet = seconds(need.max_quiet) if need.max_quiet else None
-        self.began = time.time()
 
     def run(self) -> None:
+        took = silence = 0.0
+        last, written = time.monotonic(), 0.0
         while self.left is not None or self.max_quiet is not None:
             time.sleep(LOOK_EVERY)
-            now = time.time()
-            if self.left is not None and now - self.began > self.left:
+            now, news = time.monotonic(), _last_written(self.progress)
+            step = min(now - last, 2 * LOOK_EVERY)  # a job that Slurm suspended does not age
+            took, silence = took + step, silence + step if news == written else 0.0
+            last, written = now, news
+            if self.left is not None and took > self.left:
                 self.stop.requested = True
-            silence = now - max(self.began, _last_written(self.progress))
             if self.max_quiet is not None and silence > self.max_quiet:
                 sys.stderr.write("no progress; every thread stands here:\n")
                 faulthandler.dump_traceback(all_threads=True)

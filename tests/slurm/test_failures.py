@@ -135,7 +135,7 @@ def test_a_missing_log_folder(cluster: Cluster, tmp_path: Path) -> None:
     shutil.rmtree(run.folder / "logs" / "convert_sft")
     (run.folder / "logs" / "convert_sft").write_text("no folder", encoding="utf-8")
     wait_for(lambda: states(run, tmp_path)["convert_sft/0"]["state"] == "failed", "the convert job to fail", 120)
-    assert "can the node write to the run's folder?" in states(run, tmp_path)["convert_sft/0"]["reason"]
+    assert "can the node write to the run" in states(run, tmp_path)["convert_sft/0"]["reason"]
     wait_for(lambda: "could not write the job's log" in states(run, tmp_path)["convert_sft/0"]["reason"], "0:53", 60)
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
     (run.folder / "logs" / "convert_sft").unlink()

@@ -97,3 +97,22 @@ def test_a_stage_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> Non
     assert "in stuck_here" in done.stderr
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text(encoding="ascii").split()[2] == "Z"
+
+
+SUSPENDED = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from bridge.config.profile import Allocation
+from bridge.stages.job import StopFlag
+from bridge.stages.limits import Watchdog
+Watchdog(Path("/nowhere"), 0.0, Allocation(max_quiet="6s"), StopFlag(), print).start()
+subprocess.Popen(["sh", "-c", f"sleep 1; kill -STOP {os.getpid()}; sleep 7; kill -CONT {os.getpid()}"])
+time.sleep(9)
+print("still here", flush=True)
+os._exit(0)
+"""
+
+
+def test_time_in_which_slurm_suspended_the_job_does_not_count(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SUSPENDED], capture_output=True, text=True, timeout=40, check=False)
+    assert (done.returncode, done.stdout) == (0, "still here\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -133,3 +134,25 @@ def test_paths_of_the_run_are_words_for_sbatch_and_roots_are_held() -> None:
         "--dependency=afterok:3_1", "--hold",
     ]  # fmt: skip
     assert "--hold" not in sbatch_options(folder, ARRAY, "aftercorr:1,afterok:2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"defaults": {"sbatch": ["--array=0-3"]}}, "bridge-rl sets this itself"),
+        ({"defaults": {"sbatch": ["-J x"]}}, "bridge-rl sets this itself"),
+        ({"defaults": {"sbatch": ["mail-type=FAIL"]}}, "must be one sbatch option"),
+        ({"defaults": {"sbatch": ["--comment=a\n#SBATCH --array=0-9"]}}, "must be one line"),
+        ({"defaults": {"gpu_option": "--gres=gpu:1"}}, "an option with {gpus} in it"),
+        ({"defaults": {"mem": "1G", "mem_per_cpu": "1G"}}, "give only one of mem and mem_per_cpu"),
+        ({"secrets": ["ALL"]}, "ALL is a word of sbatch's --export"),
+        ({"secrets": ["A B"]}, "must be a variable's name"),
+        ({"secrets": ["T"], "env": {"T": "x"}}, "env gives T, one of the secrets"),
+        ({"secrets": ["T"], "stages": {"sft": {"env": {"T": "x"}}}}, "stages.sft.env gives T, one of the secrets"),
+        ({"secrets_file": "mine.env"}, "must be an absolute path"),
+        ({"python": ""}, "must be one line"),
+    ],
+)
+def test_a_profile_that_could_not_work_is_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Profile.model_validate({"cluster": "slurm", **settings})
