@@ -74,7 +74,8 @@ if [ -r /mnt/env ]; then
 fi
 export HOME="$work" TMPDIR="$work/tmp" MAX_JOBS SOURCE_DATE_EPOCH
 export PATH="$venv/bin:/usr/local/cuda/bin:$PATH" CUDA_HOME=/usr/local/cuda
-export PYTHONDONTWRITEBYTECODE=1
+# Without a fixed seed the order of some lists in DeepSpeed's metadata, and of sets in compiled files, is by chance.
+export PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
 export UV_CACHE_DIR="$work/cache" UV_NO_CONFIG=1 UV_PYTHON_INSTALL_DIR=/opt/python UV_PYTHON_INSTALL_BIN=0
 
 install_packages "$(missing_packages)"
@@ -104,10 +105,10 @@ if [ "$FLASH_ATTN" != 0 ]; then
   cat "$here/locks/flash-attn.txt" >> "$here/installed.txt"
 fi
 
-# The image is read-only when it runs, so what is not compiled now is compiled at each start. By hash, not by time;
-# one process and a fixed seed, because the bytes depend on both. Some packages ship files that are not for this Python.
-PYTHONHASHSEED=0 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$venv/lib" || true
+# The image is read-only when it runs, so what is not compiled now is compiled at each start. By hash, not by time,
+# and in one process, because the bytes depend on what it compiled before. Some packages ship files that no Python reads.
+"$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash "$venv/lib" || true
 
-rm -rf "$work"
+rm -rf "$work" "$venv/.lock"
 find / -xdev -newermt "@$SOURCE_DATE_EPOCH" ! -path '/mnt*' ! -path '/tmp*' \
   -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} + || true # a file that the builder mounts cannot be touched
