@@ -92,6 +92,9 @@ def test_both_recipes_copy_and_export_the_same() -> None:
     assert environment is not None
     words = environment[1].replace("\\\n", " ").replace("${PATH}", "$PATH").split()
     assert words == [line.removeprefix("export ") for line in section("environment")]
+    run = re.search(r"^RUN ((?:.*\\\n)*.*)$", docker, re.MULTILINE)
+    assert run is not None
+    assert run[1].split()[-2:] == section("post")[-1].split() == ["sh", "/opt/bridge/install.sh"]
     for source in re.findall(r"^COPY (\S+)", docker, re.MULTILINE):
         assert f"!{source}" in text(ROOT / ".dockerignore").splitlines(), "the builder is not sent this file"
         assert (ROOT / source).exists()
