@@ -226,6 +226,9 @@ def _is_running(run: Run, key: Edge, job: str) -> bool:
     """The element's lock is held by the process that runs it; before that, submitit's process is alive."""
     if run.locked(f"{key.stage}.{key.element}"):
         return True
+    last = next(reversed(run.attempts(key)), {})
+    if last.get("event") == "end" and last.get("job") == job:  # submitit's process outlives the stage for a moment
+        return False
     return _is_ours(int(job), run)
 
 
