@@ -96,7 +96,7 @@ remove_cgroup() { [ ! -d "$cgroup" ] || find "$cgroup" -depth -type d -exec rmdi
 prepare() {
   mkdir -p "$state" && touch "$state/base-port"
   mkdir -p "$state"/{etc,log,run,cgroup,spool/{slurmctld,n1,n2}}
-  [ -s "$state/base-port" ] || free_ports >"$state/base-port"
+  [ -s "$state/base-port" ] || (flock 8 && free_ports >"$state/base-port") 8>/run/lock/bridge-devcluster
   local base file accounting=accounting cgroups=cgroups
   base=$(<"$state/base-port")
   [ ! -e "$no_accounting" ] || accounting=no-accounting

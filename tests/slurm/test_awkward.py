@@ -62,7 +62,7 @@ def test_a_warning_while_python_starts(cluster: Cluster, tmp_path: Path) -> None
     mine = profile(tmp_path, python=str(slow))
     run = launch(write_tiny(tmp_path), "stages.sft.steps=4", *SHORT, "--profile", mine, runs=tmp_path, wait=False)
     job = states(run, tmp_path)["train_data/0"]["job"]
-    wait_for(lambda: states(run, tmp_path)["train_data/0"]["state"] == "running", "the first stage to start")
+    wait_for(lambda: "_0.0 " in cluster.ask("squeue", "-h", "-s", "-o", "%i ", "-j", job).stdout, "the first step")
     cluster.run("scancel", "--signal=USR2", job)
     wait_for(lambda: run.artifact(Edge("train_data", 0)).exists(), "the first stage to end", 60)
     starts = cluster.run("sacct", "-X", "-n", "-P", "-D", "-o", "State", "-j", job).splitlines()

@@ -122,8 +122,9 @@ def test_a_parent_that_ends_while_its_child_is_submitted(
 def test_plan_prints_what_launch_submits(cluster: Cluster, tmp_path: Path) -> None:
     """Scripts and options of `plan --scripts`, with the job ids filled in, are those that sbatch was given."""
     experiment = write_tiny(tmp_path)
-    plan = bridge("plan", experiment, "--scripts", "--profile", "devcluster", runs=tmp_path).stdout
-    run = launch(experiment, runs=tmp_path, wait=False)
+    mine = profile(tmp_path)
+    plan = bridge("plan", experiment, "--scripts", "--profile", mine, runs=tmp_path).stdout
+    run = launch(experiment, "--profile", mine, runs=tmp_path, wait=False)
     bridge("cancel", run.id, runs=tmp_path)
     for script in (run.folder / "scripts").glob("*/*_submission.sh"):
         assert script.read_text(encoding="utf-8") in plan

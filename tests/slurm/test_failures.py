@@ -64,7 +64,7 @@ def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_controller_is_away_while_a_run_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     """No state is made up meanwhile, nothing can be submitted twice, and the wait ends when the run does."""
     waiting = subprocess.Popen(
-        command("launch", write_tiny(tmp_path), *TRAINING, "--profile", profile(tmp_path), "--wait"),
+        command("launch", write_tiny(tmp_path), *TRAINING, "stages.sft.steps=1000", "-p", profile(tmp_path), "--wait"),
         env={**os.environ, "BRIDGE_RUNS": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for(lambda: list(tmp_path.glob("tiny-*/attempts/sft/0.jsonl")), "SFT to begin")
