@@ -245,7 +245,7 @@ up() {
   fi
   # Without another Slurm, plain squeue and sacct work in every shell.
   if [[ $(id -u) == 0 && ! -e $system_conf && ! -L $system_conf ]]; then
-    mkdir -p "$(dirname "$system_conf")" && ln -s "$conf" "$system_conf"
+    mkdir -p "$(dirname "$system_conf")" && { ln -s "$conf" "$system_conf" 2>/dev/null || true; } # another may be faster
   fi
   [ "$(readlink "$system_conf")" = "$conf" ] || say "$system_conf is not ours: every shell needs the next line"
   echo "export SLURM_CONF=$conf"
