@@ -95,7 +95,7 @@ remove_cgroup() { [ ! -d "$cgroup" ] || find "$cgroup" -depth -type d -exec rmdi
 
 prepare() {
   mkdir -p "$state" && touch "$state/base-port"
-  mkdir -p "$state"/{etc,log,run,cgroup,spool/{slurmctld,n1,n2}}
+  mkdir -p "$state"/{etc,log,run,tmp,cgroup,spool/{slurmctld,n1,n2}}
   [ -s "$state/base-port" ] || (flock 8 && free_ports >"$state/base-port") 8>/run/lock/bridge-devcluster
   local base file accounting=accounting cgroups=cgroups
   base=$(<"$state/base-port")
@@ -123,7 +123,8 @@ prepare() {
   if [[ ! -e $no_accounting && ! -e $state/mariadb ]]; then
     rm -rf "$state/mariadb.new"
     (umask 077 && mkdir "$state/mariadb.new")
-    mariadb-install-db --no-defaults --user=root --datadir="$state/mariadb.new" --skip-test-db --skip-name-resolve \
+    # A MariaDB that starts empties its folder for temporary files: two may not share one.
+    TMPDIR=$state/tmp mariadb-install-db --no-defaults --user=root --datadir="$state/mariadb.new" --skip-test-db --skip-name-resolve \
       --innodb-log-file-size=16M >"$state/log/mariadb-install-db.log" 2>&1 ||
       fail "mariadb-install-db failed: see $state/log/mariadb-install-db.log"
     mv "$state/mariadb.new" "$state/mariadb"
@@ -180,7 +181,7 @@ launch() { # DAEMON
       ;;
     mariadbd)
       rm -f "$run/mariadb.socket"
-      spawn mariadbd mariadbd --no-defaults --user=root --datadir="$state/mariadb" --socket="$run/mariadb.socket" \
+      spawn mariadbd mariadbd --no-defaults --user=root --datadir="$state/mariadb" --tmpdir="$state/tmp" --socket="$run/mariadb.socket" \
         --skip-networking --pid-file="$run/mariadbd.pid" --innodb-log-file-size=16M --innodb-buffer-pool-size=64M \
         --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=0
       ;;

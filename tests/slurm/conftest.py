@@ -121,6 +121,8 @@ def shared_up(state: Path, users: Path) -> Iterator[None]:
                 up = subprocess.run([SCRIPT, "up"], capture_output=True, text=True, check=False)
                 if up.returncode == 2 and "CI" not in os.environ:
                     pytest.skip(up.stderr.strip())
+                if up.returncode != 0 and ours:
+                    subprocess.run([SCRIPT, "down"], check=False, capture_output=True)
                 assert up.returncode == 0, up.stdout + up.stderr
             if by == -1 and count == 1 and ours:
                 subprocess.run([SCRIPT, "down"], check=False, capture_output=True)
