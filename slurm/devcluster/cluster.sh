@@ -238,7 +238,8 @@ up() {
     say "already up"
   else
     need_root
-    install_packages
+    # One at a time, also of clusters in other folders: apt waits for no other.
+    (flock 8 && install_packages) 8>/run/lock/bridge-devcluster
     prepare
     local name
     for name in "${daemons[@]}"; do start "$name"; done
