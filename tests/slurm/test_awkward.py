@@ -78,6 +78,7 @@ def test_the_controller_is_away_when_a_stage_wants_to_be_requeued(cluster: Clust
     wait_for(lambda: ends(run) == [75], "the stage to stop", 60)
     cluster.script("start", "slurmctld")
     wait_for(lambda: ends(run) == [75, 0], "the second attempt", 200)
+    assert len({line["job"] for line in run.attempts(SFT)}) == 1  # requeued, not submitted again
     bridge("cancel", run.id, runs=tmp_path)
 
 

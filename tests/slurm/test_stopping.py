@@ -117,6 +117,7 @@ def test_a_preempted_training_goes_on(cluster: Cluster, tmp_path: Path, undistur
     wait_for(lambda: saved_steps(run), "SFT to save")
     cluster.submit("sleep 2", "--exclusive", "--nodelist=n1", "--partition=debug")
     wait_for(lambda: ends(run) == [75], "the preemption", 60)
+    assert "stopped after step" in run.attempts(SFT)[-1]["reason"]
     sealed_again(run, cluster, undisturbed, attempts=2)
 
 
