@@ -197,7 +197,9 @@ def test_another_image_is_refused_by_the_job_and_by_resume(person: Person) -> No
 def test_a_failure_inside_is_told(person: Person) -> None:
     run = person.launch()
     wait_for(lambda: runner(run, "train_data"), "a stage inside the image", 120)
-    os.kill(runner(run, "train_data") or 0, signal.SIGKILL)
+    pid = runner(run, "train_data")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
     wait_for(lambda: person.states(run)["train_data/0"]["state"] == "failed", "the state", 60)
     assert re.search(r"137|signal 9|Killed", person.states(run)["train_data/0"]["reason"], re.IGNORECASE)
     assert person.states(run)["sft/0"]["state"] == "blocked"
