@@ -27,6 +27,7 @@ KEPT = (
 SET = {
     "HOME": "/tmp/home",
     "TMPDIR": "/tmp",
+    "CUDA_HOME": "/usr/local/cuda",
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "XDG_CACHE_HOME": "/tmp/cache",
@@ -97,7 +98,7 @@ def contained(
     fixed = [f"{name}={value}" for name, value in variables.items() if name not in names]
     inside = ["/usr/bin/env", *fixed, *command]
     enter = ["bash", "bridge/launch/contain.sh", ",".join(dict.fromkeys([*KEPT, *names]))]
-    mounts = [("{run}", "{run}", ""), ("{tmp}", "/tmp", "")]
+    mounts = [("{tmp}", "/tmp", ""), ("{run}", "{run}", "")]  # in this order: the run may lie below /tmp
     mounts += [(path, path, "ro") for path in image.binds] + [_parts(bind) for bind in binds]
     triples = [":".join(part for part in mount if part) for mount in mounts]
     if runtime in ("apptainer", "singularity"):
@@ -105,7 +106,7 @@ def contained(
         words += [f"--bind={triple}" for triple in triples]
         return Contained([], [*enter, *words, *(["--nv"] if gpus else []), "{image}", *inside])
     if runtime == "charliecloud":  # it binds read-write only, and takes GPUs from `ch-fromhost --nvidia` at build time
-        words = ["ch-run", "--no-home", "--private-tmp", "--set-env", "--cd={run}/code"]
+        words = ["ch-run", "--write-fake", "--cd={run}/code"]  # else it cannot make the mount points
         words += [f"--bind={source}:{target}" for source, target, _ in mounts]
         return Contained([], [*enter, *words, "{image}", "--", *inside])
     options = ["--container-image={image}", f"--container-mounts={','.join(triples)}", "--container-workdir={run}/code"]

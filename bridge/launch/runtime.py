@@ -93,7 +93,7 @@ def look_words(image: Image, runtime: Runtime, gpus: int, *arguments: str) -> li
     fixed = [f"{name}={SET[name]}" for name in ("HOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE")]
     python = ["/usr/bin/env", f"PATH={path_inside(PYTHON)}", *fixed, PYTHON, "-c", program, *arguments]
     if runtime == "charliecloud":
-        return ["ch-run", "--no-home", "--set-env", image.place, "--", *python]
+        return ["ch-run", image.place, "--", *python]
     return [runtime, "exec", "--cleanenv", "--no-home", *(["--nv"] if gpus else []), image.place, *python]
 
 

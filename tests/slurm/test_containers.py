@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 REPO = Path(__file__).parents[2]
 STANDIN = REPO / "containers" / "standin.sh"
 USER = "bridge-standin"
+LONG = ("stages.sft.steps=400", "stages.sft.save_every=20")
 HOSTILE = "a b;'\"$x `id` ü%j#"
 
 
@@ -79,8 +80,8 @@ class Person:
         return done
 
     def launch(self, *words: str, check: int = 0, **env: str) -> Run:
-        flags = ("image=train", *FAST, "--profile", "./mine.yaml", "--json")
-        done = self.bridge("launch", self.experiment, *words, *flags, check=check, **env)
+        flags = ("--profile", "./mine.yaml", "--json")
+        done = self.bridge("launch", self.experiment, "image=train", *FAST, *words, *flags, check=check, **env)
         return Run(Path(json.loads(done.stdout)["dir"]))
 
     def states(self, run: Run) -> dict[str, dict[str, Any]]:
@@ -137,11 +138,11 @@ def runner(run: Run, stage: str) -> int | None:
 
 
 def test_a_preempted_stage_is_requeued_by_the_host_and_ends_bit_for_bit_the_same(person: Person) -> None:
-    calm = person.launch("stages.sft.steps=60", "stages.sft.save_every=10", "--wait")
+    calm = person.launch(*LONG, "--wait")
     person.experiment.write_text(person.experiment.read_text("utf-8").replace("name: tiny", "name: again"), "utf-8")
     secret = {"WANDB_API_KEY": "sesame", "LEAK": "1"}
     person.profile(secrets=["WANDB_API_KEY"], env={"MINE": "x y"}, setup=["export LEAKED=1", "export PYTHONHOME="])
-    run = person.launch("stages.sft.steps=60", "stages.sft.save_every=10", **secret)
+    run = person.launch(*LONG, **secret)
     wait_for(lambda: saved_steps(run), "a checkpoint inside the image", 300)
     seen = Path(f"/proc/{runner(run, 'sft')}/environ").read_bytes().decode().split("\0")
     inside = dict(item.split("=", 1) for item in seen if "=" in item)

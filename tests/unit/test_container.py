@@ -32,25 +32,25 @@ ENTER = f"bash bridge/launch/contain.sh {','.join(KEPT)},HF_HUB_OFFLINE,WANDB_AP
 GOLDEN = {
     "apptainer": (
         "",
-        f"{ENTER} apptainer exec --cleanenv --no-home --no-mount=tmp,cwd --pwd=\"$run\"/code --bind=\"$run\":\"$run\" "
-        "--bind=\"$TMPDIR\":/tmp '--bind=/data/model a:/data/model a:ro' --bind=/hf:/hf --bind=/x:/y:ro --nv "
+        f"{ENTER} apptainer exec --cleanenv --no-home --no-mount=tmp,cwd --pwd=\"$run\"/code --bind=\"$TMPDIR\":/tmp "
+        "--bind=\"$run\":\"$run\" '--bind=/data/model a:/data/model a:ro' --bind=/hf:/hf --bind=/x:/y:ro --nv "
         f'"$image" {INSIDE}',
     ),
     "singularity": (
         "",
         f"{ENTER} singularity exec --cleanenv --no-home --no-mount=tmp,cwd --pwd=\"$run\"/code "
-        "--bind=\"$run\":\"$run\" --bind=\"$TMPDIR\":/tmp "
+        "--bind=\"$TMPDIR\":/tmp --bind=\"$run\":\"$run\" "
         "'--bind=/data/model a:/data/model a:ro' --bind=/hf:/hf --bind=/x:/y:ro --nv "
         f'"$image" {INSIDE}',
     ),
     "charliecloud": (
         "",
-        f"{ENTER} ch-run --no-home --private-tmp --set-env --cd=\"$run\"/code --bind=\"$run\":\"$run\" "
-        "--bind=\"$TMPDIR\":/tmp '--bind=/data/model a:/data/model a' --bind=/hf:/hf --bind=/x:/y "
+        f"{ENTER} ch-run --write-fake --cd=\"$run\"/code --bind=\"$TMPDIR\":/tmp --bind=\"$run\":\"$run\" "
+        "'--bind=/data/model a:/data/model a' --bind=/hf:/hf --bind=/x:/y "
         f'"$image" -- {INSIDE}',
     ),
     "pyxis": (
-        "--container-image=\"$image\" --container-mounts=\"$run\":\"$run\",\"$TMPDIR\"':/tmp,/data/model a:/data/model "
+        "--container-image=\"$image\" --container-mounts=\"$TMPDIR\":/tmp,\"$run\":\"$run\"',/data/model a:/data/model "
         "a:ro,/hf:/hf,/x:/y:ro' --container-workdir=\"$run\"/code --no-container-mount-home --no-container-remap-root "
         "--no-container-entrypoint",
         f"{ENTER} {INSIDE}",
