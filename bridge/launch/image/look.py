@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
+from bridge.artifacts import write_json
 from bridge.errors import UserError
 from bridge.launch.image import inside, store
 from bridge.launch.image.build import materials, pick_tool
 from bridge.launch.image.locks import require_locks
 from bridge.launch.image.verify import verify_sif
-from bridge.launch.show import Json, console, size_text
+from bridge.launch.prune import size_text
+from bridge.launch.show import Json, console
 from bridge.progress import progress
 
 
@@ -106,7 +109,7 @@ def sbom(source: store.Source, name: str) -> Json:
             contents = inside.read_oci(path)
         target = folder / (record.file + store.SBOM)
         written[str(target)] = materials(record, contents)
-        store.write_json(target, written[str(target)])
+        write_json(target, written[str(target)])
     return written
 
 
@@ -122,9 +125,8 @@ def print_overview(value: Json) -> None:
         for place, item in enumerate(rows):
             key, lock = (image["image"], image["lock"]) if place == 0 else ("", "")
             if item is None:
-                what = [
-                    f"pull: {' '.join(image['published'])}" if image["published"] else "neither built nor published"
-                ]
+                published = " ".join(image["published"])
+                what = [f"can be pulled: {published}" if published else "neither built nor published"]
                 table.add_row(key, lock, "", "", "", _cell([*_lock_wrong(image), *what]))
             else:
                 what = [*_lock_wrong(image), *item["wrong"], *item["notes"]]
@@ -139,8 +141,6 @@ def _lock_wrong(image: Json) -> list[str]:
 
 
 def _cell(lines: list[str]) -> str:
-    from rich.markup import escape
-
     return escape("\n".join(lines))
 
 

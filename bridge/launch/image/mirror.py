@@ -82,7 +82,10 @@ def look_up(index: Index, entries: list[Entry]) -> list[Found]:
 
 
 def check(images: Mapping[str, Image], root: Path, index: Index) -> dict[str, Any]:
-    """What upstream no longer has of what these images are built from. Raises WorkFailedError when it cannot be asked."""
+    """What upstream no longer has of what these images are built from.
+
+    Raises WorkFailedError when the index cannot be asked. A registry that cannot be asked is part of the answer.
+    """
     found = look_up(index, entries_of(root, locks_of(images.values())))
     packages = [
         {

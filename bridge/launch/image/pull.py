@@ -31,8 +31,8 @@ def choose(source: store.Source, name: str, image: Image, tool: str) -> Built:
     if not found:
         listed = [built.reference for built in image.built if built.reference]
         raise UserError(
-            f"{source.file}: images.{name}.built: lists nothing that {tool} can pull ({', '.join(listed) or 'nothing'}); "
-            f"build it: bridge-rl image build {name}"
+            f"{source.file}: images.{name}.built: lists nothing that {tool} can pull "
+            f"({', '.join(listed) or 'nothing'}); build it: bridge-rl image build {name}"
         )
     built = found[0]
     for what, expected, actual in (
@@ -41,8 +41,8 @@ def choose(source: store.Source, name: str, image: Image, tool: str) -> Built:
     ):
         if expected != actual:
             raise UserError(
-                f"{source.file}: images.{name}.built: {built.digest} was built from another {what}: expected {expected}, "
-                f"found {actual}; build it again, publish it, and list what was built"
+                f"{source.file}: images.{name}.built: {built.digest} was built from another {what}: expected "
+                f"{expected}, found {actual}; build it again, publish it, and list what was built"
             )
     return built
 

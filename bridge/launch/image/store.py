@@ -1,6 +1,6 @@
 """The folder where images lie: each file with its record, and what is wrong with either.
 
-NAME-DIGEST.sif, or NAME-DIGEST.oci.tar; beside it FILE.cdx.json (what is in it) and, written last, FILE.json (the record).
+NAME-DIGEST.sif, or NAME-DIGEST.oci.tar; beside it FILE.cdx.json, what is in it, and FILE.json, the record, written last.
 A file without a record is no image.
 """
 
@@ -202,7 +202,7 @@ def work_folder(folder: Path, name: str) -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     def open_up(_: Any, path: str, __: Any) -> None:
         Path(path).parent.chmod(0o700)  # builders leave folders that even their owner may not write to
-        os.unlink(path)
+        Path(path).unlink()
 
     if folder.exists():
         shutil.rmtree(folder, onerror=open_up)
