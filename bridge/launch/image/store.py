@@ -1,6 +1,6 @@
 """The folder where images lie: each file with its record, and what is wrong with either.
 
-NAME-DIGEST.sif, or NAME-DIGEST.oci.tar; beside it FILE.cdx.json, what is in it, and FILE.json, the record, written last.
+NAME-DIGEST.sif, or NAME-DIGEST.oci.tar; beside it FILE.cdx.json, what is in it; and written last FILE.json, the record.
 A file without a record is no image.
 """
 
@@ -222,8 +222,8 @@ def now() -> str:
 def publish(folder: Path, made: Path, record: Record, sbom: Mapping[str, Any]) -> Path:
     """Put an image under its name, and its record last. A kill in between leaves a file that is no image."""
     target = folder / record.file
+    (folder / (record.file + RECORD)).unlink(missing_ok=True)
     flush(made)
-    made.chmod(0o644 if made.stat().st_mode & 0o044 else 0o600)
     made.replace(target)
     write_json(folder / (record.file + SBOM), sbom)
     write_json(folder / (record.file + RECORD), record.model_dump(mode="json"))
