@@ -112,7 +112,17 @@ class Registry:
         insecure = folder / ".config/containers/registries.conf"
         insecure.parent.mkdir(parents=True)
         insecure.write_text(f'[[registry]]\nlocation = "{self.address}"\ninsecure = true\n', encoding="utf-8")
-        self.environment = {"HOME": str(folder), "BUILDAH_ISOLATION": "chroot"}
+        # Builders keep what they pull; this keeps it out of the machine's own store.
+        self.store = folder / "store"
+        storage = folder / "storage.conf"
+        storage.write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{self.store}"\nrunroot = "{folder}/run"\n', encoding="utf-8"
+        )
+        self.environment = {
+            "HOME": str(folder),
+            "BUILDAH_ISOLATION": "chroot",
+            "CONTAINERS_STORAGE_CONF": str(storage),
+        }
 
     def skopeo(self, *words: object) -> str:
         env = {**os.environ, **self.environment}
@@ -158,3 +168,6 @@ def serve_registry(folder: Path) -> Iterator[Registry]:
     finally:
         process.terminate()
         process.wait()
+        subprocess.run(["umount", registry.store / "overlay"], capture_output=True, check=False)
+        for path in (registry.store, registry.storage):
+            shutil.rmtree(path, ignore_errors=True)

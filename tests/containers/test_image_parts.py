@@ -257,29 +257,31 @@ def lines(tool: str, made: Job) -> list[str]:
 def test_the_command_lines_of_every_builder() -> None:
     arguments = "--build-arg LOCK=l --build-arg FLASH_ATTN=80;90 --build-arg SOURCE_DATE_EPOCH=7"
     base = f"--build-arg BASE=host/base@{NOTHING}"
-    secrets = "--secret id=env,src=/s/env --secret id=ca,src=/s/ca.pem"
     for tool in ("apptainer", "singularity"):
         assert lines(tool, job()) == [
             f"{tool} build --bind /s:/mnt --build-arg BOOTSTRAP=docker {base} {arguments} /o/image Apptainer.def"
         ]
     tag = "localhost/bridge-rl-build:train"
-    common = f"--file Dockerfile --no-cache {secrets} {base} {arguments} ."
+    common = f"--file Dockerfile --no-cache {base} {arguments} ."
     for tool in ("buildah", "podman"):
         assert lines(tool, job()) == [
-            f"{tool} build --format oci --timestamp 7 --tag {tag} {common}",
+            f"{tool} build --format oci --timestamp 7 --tag {tag} --volume /s:/mnt:ro {common}",
             f"{tool} push {tag} oci-archive:/o/image",
             f"{tool} rmi {tag}",
         ]
     output = "type=oci,dest=/o/image,rewrite-timestamp=true"
-    assert lines("docker", job()) == [f"docker buildx build --provenance=false --sbom=false --output {output} {common}"]
+    secrets = "--secret id=ca,src=/s/ca.pem --secret id=env,src=/s/env"
+    assert lines("docker", job()) == [
+        f"docker buildx build --provenance=false --sbom=false --output {output} {secrets} {common}"
+    ]
 
 
 def test_an_archive_as_base_and_a_mirror_reach_the_builder() -> None:
-    made = job(base=Base("/b.tar", "oci-archive", NOTHING, True), wheels=Path("/m"), site_files=frozenset(["env"]))
+    made = job(base=Base("/b.tar", "oci-archive", NOTHING, True), wheels=Path("/m"))
     apptainer, buildah = commands("apptainer", made)[0], commands("buildah", made)[0]
     assert "BOOTSTRAP=oci-archive" in apptainer and "BASE=/b.tar" in apptainer
     assert apptainer[apptainer.index("/m:/mnt/wheels:ro") - 1] == "--bind"
-    assert "BASE=oci-archive:/b.tar" in buildah and "id=ca,src=/s/ca.pem" not in buildah
+    assert "BASE=oci-archive:/b.tar" in buildah
     assert buildah[buildah.index("/m:/mnt/wheels:ro") - 1] == "--volume"
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +176,7 @@ def test_a_pull_that_is_killed_leaves_nothing_that_counts(project: Project, regi
     process = subprocess.Popen(command, cwd=project.root, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
     while not (tmp_path / "came").exists():
         assert process.poll() is None
+        time.sleep(0.02)
     os.killpg(process.pid, 9)
     process.wait()
     assert project.there() == [".small.work"], "the killed process was not in the middle of it"

@@ -72,19 +72,18 @@ def commands(tool: str, job: Job) -> list[list[str]]:
 
     transport = "" if job.base.transport == "docker" else f"{job.base.transport}:"
     arguments = {"BASE": transport + job.base.where, **job.arguments}
-    secrets = []
-    for identity, file in (("env", "env"), ("ca", "ca.pem")):
-        if file in job.site_files:
-            secrets += ["--secret", f"id={identity},src={job.site / file}"]
-    common = ["--file", "Dockerfile", "--no-cache", *secrets, *_build_args(arguments)]
+    common = ["--file", "Dockerfile", "--no-cache", *_build_args(arguments), "."]
     if tool == "docker":
+        secrets = [f"id={file.partition('.')[0]},src={job.site / file}" for file in sorted(job.site_files)]
         output = f"type=oci,dest={job.output},rewrite-timestamp=true"
         # Attestations hold the time of the build.
-        return [["docker", "buildx", "build", "--provenance=false", "--sbom=false", "--output", output, *common, "."]]
+        command = ["docker", "buildx", "build", "--provenance=false", "--sbom=false", "--output", output]
+        return [[*command, *(word for secret in secrets for word in ("--secret", secret)), *common]]
     tag = f"localhost/bridge-rl-build:{job.name}"
     command = [tool, "build", "--format", "oci", "--timestamp", job.arguments["SOURCE_DATE_EPOCH"], "--tag", tag]
+    command += ["--volume", f"{job.site}:/mnt:ro"]
     command += ["--volume", f"{job.wheels}:/mnt/wheels:ro"] if job.wheels else []
-    return [[*command, *common, "."], [tool, "push", tag, f"oci-archive:{job.output}"], [tool, "rmi", tag]]
+    return [[*command, *common], [tool, "push", tag, f"oci-archive:{job.output}"], [tool, "rmi", tag]]
 
 
 def _build_args(arguments: Mapping[str, str]) -> list[str]:
