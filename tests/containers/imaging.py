@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -75,10 +76,14 @@ class Project:
         """Everything in the images' folder that is neither a log nor a lock."""
         return sorted(p.name for p in self.images.glob("*") if not p.name.endswith((".log", ".lock")))
 
+    def command(self, *words: str) -> list[str]:
+        """What is run: these words after `bridge-rl image`."""
+        return [sys.executable, "-m", "bridge", "image", *words]
+
     def run(self, *words: object, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "bridge", "image", *map(str, words)]
         clean = {name: value for name, value in os.environ.items() if name != "BRIDGE_IMAGES"}
         env = {**clean, "PYTHONPATH": str(ROOT), **environment}
+        command = self.command(*map(str, words))
         return subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, check=False)
 
     def ok(self, *words: object, environment: Mapping[str, str] = {}) -> Any:
@@ -142,8 +147,89 @@ class Registry:
         return self.storage / "docker/registry/v2/blobs/sha256" / value[:2] / value / "data"
 
 
+def require_apptainer() -> None:
+    """Apptainer and the user that it is tested as, from containers/standin.sh."""
+    if not shutil.which("apptainer"):
+        require(mmdebstrap="mmdebstrap")  # says why where nothing can be installed
+        with Path("/run/lock/bridge-devcluster").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            subprocess.run(["bash", ROOT / "containers/standin.sh", "tools"], check=True)
+
+
+class OrdinaryUser:
+    """The user bridge-standin with a home that it may write to and a copy of the code that it may read."""
+
+    name = "bridge-standin"
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        shutil.copytree(ROOT / "bridge", home / "code/bridge", ignore=shutil.ignore_patterns("__pycache__"))
+        packages = next(path for path in map(Path, sys.path) if (path / "typer").is_dir())
+        self.python_path = f"{home}/code:{packages}"
+        # The interpreter of the tests may lie where only root can look.
+        self.python = "/usr/bin/python3"
+        probe = self.command(self.python, "-c", "import pydantic, typer, rich, yaml")
+        done = subprocess.run(probe, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = f"{self.name} cannot run this code: {done.stderr.strip().splitlines()[-1]}"
+            pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+
+    def command(self, *words: str) -> list[str]:
+        """A command line that runs as this user, without anything of root's environment."""
+        environment = {
+            "HOME": str(self.home),
+            "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": self.python_path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "APPTAINER_NOHTTPS": "true",
+        }
+        pairs = [f"{name}={value}" for name, value in environment.items()]
+        return ["runuser", "-u", self.name, "--", "env", "-i", *pairs, *words]
+
+    def take(self, project: Project) -> Owned:
+        """The same project, in this user's home and run by this user."""
+        mine = Owned(self.home / "project", project.lock.read_text(encoding="utf-8"))
+        mine.user, mine.built = self, project.built
+        mine.write()
+        subprocess.run(["chown", "-R", f"{self.name}:", self.home], check=True)
+        return mine
+
+
+class Owned(Project):
+    """A project of an ordinary user."""
+
+    user: OrdinaryUser
+
+    def command(self, *words: str) -> list[str]:
+        return self.user.command(self.user.python, "-m", "bridge", "image", *words)
+
+    def empty(self) -> None:
+        shutil.rmtree(self.images)
+
+
 @contextmanager
-def serve_registry(folder: Path) -> Iterator[Registry]:
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may look into; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="bridge-images.") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@contextmanager
+def ordinary_user() -> Iterator[OrdinaryUser]:
+    with open_folder() as home:
+        yield OrdinaryUser(home)
+
+
+@contextmanager
+def serve_registry() -> Iterator[Registry]:
+    with open_folder() as folder, _serve(folder) as serving:
+        yield serving
+
+
+@contextmanager
+def _serve(folder: Path) -> Iterator[Registry]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -169,5 +255,3 @@ def serve_registry(folder: Path) -> Iterator[Registry]:
         process.terminate()
         process.wait()
         subprocess.run(["umount", registry.store / "overlay"], capture_output=True, check=False)
-        for path in (registry.store, registry.storage):
-            shutil.rmtree(path, ignore_errors=True)

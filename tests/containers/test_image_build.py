@@ -23,11 +23,11 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+def registry() -> Iterator[Registry]:
     require(
         docker_registry="docker-registry", skopeo="skopeo", buildah="buildah", mmdebstrap="mmdebstrap", podman="podman"
     )
-    with serve_registry(tmp_path_factory.mktemp("registry")) as serving:
+    with serve_registry() as serving:
         yield serving
 
 

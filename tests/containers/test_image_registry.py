@@ -12,7 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from imaging import NOTHING, ROOT, Project, Registry, entries, require, serve_registry, sha256
+from imaging import (
+    NOTHING,
+    ROOT,
+    OrdinaryUser,
+    Project,
+    Registry,
+    entries,
+    ordinary_user,
+    require,
+    require_apptainer,
+    serve_registry,
+    sha256,
+)
 
 from bridge.launch.image import inside
 
@@ -20,12 +32,9 @@ LOCK = entries("idna", "packaging", "six")
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+def registry() -> Iterator[Registry]:
     require(docker_registry="docker-registry", skopeo="skopeo", buildah="buildah", busybox="busybox-static")
-    folder = tmp_path_factory.mktemp("registry")
-    for parent in (folder, *folder.parents[:3]):
-        parent.chmod(0o755)  # the user of `ordinary` reads registries.conf
-    with serve_registry(folder) as serving:
+    with serve_registry() as serving:
         yield serving
 
 
@@ -231,3 +240,59 @@ def fake_index(folder: Path, project: Project) -> Path:
         (folder / entry.name).mkdir(parents=True)
         (folder / entry.name / "index.html").write_text("\n".join(links), encoding="utf-8")
     return folder
+
+
+# ---- Apptainer, as an ordinary user: root cannot open images here, and on a cluster nobody is root
+
+
+@pytest.fixture
+def user(registry: Registry) -> Iterator[OrdinaryUser]:
+    require_apptainer()
+    with ordinary_user() as made:
+        yield made
+
+
+def test_apptainer_makes_a_sif_of_a_published_oci_image(
+    project: Project, registry: Registry, user: OrdinaryUser
+) -> None:
+    [digest] = [built["digest"] for built in project.built]
+    mine = user.take(project)
+    made = mine.ok("pull", "small")
+    path = Path(made["path"])
+    assert made["kind"] == "sif" and made["tool"].startswith("apptainer 1.")
+    assert made["digest"] == "sha256:" + sha256(path.read_bytes()) and path.name == f"small-{made['sha256'][:16]}.sif"
+    assert made["pulled_from"] == f"docker://{registry.address}/small@{digest}"
+    bill = mine.ok("sbom", "small")[f"{path}.cdx.json"]
+    assert [part["name"] for part in bill["components"]] == ["127.0.0.1:1/base", "idna", "packaging", "six", "x"]
+    assert mine.ok("verify") == [{"image": "small", "path": str(path), "ok": True, "wrong": [], "notes": []}]
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size - 5000)
+        file.write(b"flipped")
+    done = mine.run("verify")
+    assert done.returncode == 1 and f"expected {made['digest']}, found sha256:" in done.stdout
+
+
+def test_a_published_sif_is_pulled_by_its_manifest_and_known_by_its_file(
+    project: Project, registry: Registry, user: OrdinaryUser
+) -> None:
+    mine = user.take(project)
+    first = mine.ok("pull", "small")
+    address = f"oras://{registry.address}/sif"
+    pushed = subprocess.run(
+        user.command("apptainer", "push", first["path"], f"{address}:1"), capture_output=True, text=True, check=False
+    )
+    assert pushed.returncode == 0, pushed.stderr
+    raw = registry.skopeo("inspect", "--raw", f"docker://{registry.address}/sif:1")
+    manifest = "sha256:" + sha256(raw.encode())
+    mine.publish(first["digest"], address, "sif", manifest)
+    mine.empty()
+    again = mine.ok("pull", "small")
+    assert (again["digest"], again["pulled_from"]) == (first["digest"], f"{address}@{manifest}")
+    assert mine.ok("verify")[0]["ok"]
+
+    mine.empty()
+    mine.publish(NOTHING, address, "sif", manifest)
+    done = mine.run("pull", "small")
+    assert done.returncode == 1
+    assert f"{address}@{manifest}: expected {NOTHING}, found {first['digest']}; nothing was kept" in done.stderr
+    assert mine.there() == []
