@@ -488,3 +488,114 @@ def doctor(profile: ProfileName = "local", runs: Runs = None, as_json: AsJson = 
     _print_json([c.to_json() for c in found]) if as_json else checks.print_checks(found)
     if not all(check.ok for check in found):
         raise typer.Exit(1)
+
+
+# ---- images
+
+image = typer.Typer(
+    name="image",
+    help="The containers of containers/images.yaml: build, pull, check and keep them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(image)
+
+ImageName = Annotated[str, typer.Argument(metavar="NAME", help="An image of images.yaml, such as train.")]
+AnyImage = Annotated[str | None, typer.Argument(metavar="[NAME]", help="An image of images.yaml. Default: all.")]
+ImagesFile = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="IMAGES.yaml", help="Default: containers/images.yaml here, else bridge-rl's own."),
+]
+With = Annotated[str | None, typer.Option("--with", metavar="TOOL", help="The tool. Default: the first that is here.")]
+
+
+@image.command("list", epilog="Example: bridge-rl image list")
+def image_list(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """The images, what lies here of them, and what differs from images.yaml. Reads no image."""
+    from bridge.launch.image import look, store
+
+    found = look.overview(store.open_source(file), name)
+    _print_json(found) if as_json else look.print_overview(found)
+
+
+@image.command("build", epilog="Example: bridge-rl image build train FLASH_ATTN=0 --with buildah")
+def image_build(
+    name: ImageName,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="FLASH_ATTN=80;90 or 0; MAX_JOBS=4.")
+    ] = None,
+    tool: With = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="BASE", help="A stand-in: an archive, or an address with a digest.")
+    ] = None,
+    mirror: Annotated[
+        Path | None, typer.Option("--mirror", metavar="DIR", help="What `image mirror` saved; no index is asked.")
+    ] = None,
+    file: ImagesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build an image: a SIF with apptainer or singularity, an OCI archive with buildah, podman or docker."""
+    from bridge.launch.image import build, look, store
+
+    source = store.open_source(file)
+    record = build.build(source, name, settings or [], tool, base, mirror)
+    folder = store.images_folder(source)
+    _print_json(look.facts(record, folder)) if as_json else look.print_made(record, folder)
+
+
+@image.command("pull", epilog="Example: bridge-rl image pull train")
+def image_pull(name: ImageName, tool: With = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Bring a published image by its digest, with apptainer, singularity or skopeo, and check it."""
+    from bridge.launch.image import look, pull, store
+
+    source = store.open_source(file)
+    record = pull.pull(source, name, tool)
+    folder = store.images_folder(source)
+    _print_json(look.facts(record, folder)) if as_json else look.print_made(record, folder)
+
+
+@image.command("verify", epilog="Example: bridge-rl image verify train")
+def image_verify(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Read the images that lie here, every byte, and compare them with their records and with images.yaml."""
+    from bridge.launch.image import look, store
+
+    rows = look.verify(store.open_source(file), name)
+    _print_json(rows) if as_json else look.print_verified(rows)
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(1)
+
+
+@image.command("sbom", epilog="Example: bridge-rl image sbom train")
+def image_sbom(name: ImageName, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Write the bill of materials (CycloneDX) beside each image of that name. `build` and `pull` do so too."""
+    from bridge.launch.image import look, store
+
+    written = look.sbom(store.open_source(file), name)
+    _print_json(written) if as_json else sys.stdout.write("".join(f"{path}\n" for path in written))
+
+
+@image.command("mirror", epilog="Example: bridge-rl image mirror /shared/mirror train")
+def image_mirror(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to keep it; about 5 GB and the base.")],
+    name: AnyImage = None,
+    file: ImagesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Save base and packages for a day when upstream deletes them. The same command again goes on."""
+    from bridge.launch.image import index, look, mirror, store
+
+    source = store.open_source(file)
+    saved = mirror.save(source.choose(name), source.root, index.Index(index.index_url()), folder)
+    _print_json(saved) if as_json else look.print_saved(saved)
+
+
+@image.command("check", epilog="Example: bridge-rl image check")
+def image_check(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Which locked files and bases no longer exist upstream. 1 if any is gone or could not be asked for."""
+    from bridge.launch.image import index, look, mirror, store
+
+    source = store.open_source(file)
+    found = mirror.check(source.choose(name), source.root, index.Index(index.index_url()))
+    _print_json(found) if as_json else look.print_check(found)
+    if not found["ok"]:
+        raise typer.Exit(1)

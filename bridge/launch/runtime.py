@@ -56,9 +56,10 @@ def find(name: str, profile: Profile, externals: Mapping[str, Json]) -> Image:
     Raises:
         UserError: it is not where the profile says.
     """
-    place = profile.images.get(name)
+    place = profile.images.get(name) or built_here(name)
     if place is None:
-        raise UserError(f"the image {name!r}: the profile does not say where it is: `images: {{{name}: /path/to.sif}}`")
+        remedy = f"`bridge-rl image build {name}` makes it, or say in the profile where it is: `images: {{{name}: …}}`"
+        raise UserError(f"there is no image {name!r} here; {remedy}")
     binds = tuple(dict.fromkeys(path for external in externals.values() for path in external.get("binds", ())))
     if "://" in place or "#" in place:
         if "@sha256:" not in place:
@@ -70,6 +71,19 @@ def find(name: str, profile: Profile, externals: Mapping[str, Json]) -> Image:
         remedy = f"`bridge-rl image build {name}` or `bridge-rl image pull {name}` makes it"
         raise UserError(f"images.{name}: {checked}: there is no such file; {remedy}")
     return Image(name, str(path), str(checked), known_digest(checked) or file_digest(checked), binds)
+
+
+def built_here(name: str) -> str | None:
+    """The newest SIF of an image that `bridge-rl image build` or `pull` made, if it is what images.yaml describes."""
+    from bridge.launch.image import store
+
+    source = store.open_source(None)
+    folder = store.images_folder(source)
+    image = source.images.get(name)
+    for record in store.records(folder, name):
+        if record.kind == "sif" and image and not store.differences(record, image):
+            return str(folder / record.file)
+    return None
 
 
 def image_of(declared: Json | None, profile: Profile, externals: Mapping[str, Json]) -> Image | None:

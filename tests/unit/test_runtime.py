@@ -62,11 +62,14 @@ def test_what_plan_refuses(tmp_path: Path, image: str, settings: dict[str, objec
     assert said in done.stderr
 
 
-def test_plan_shows_the_image_and_needs_no_file_for_it(tmp_path: Path, sif: Path) -> None:
+def test_plan_shows_the_image_and_needs_no_file_for_it(
+    tmp_path: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDGE_IMAGES", str(tmp_path / "images"))
     name = profile(tmp_path, defaults={"runtime": "apptainer"})
     assert bridge_json("plan", experiment(tmp_path), "--profile", name, runs=tmp_path)["image"] == "train"
     done = bridge("plan", experiment(tmp_path), "--profile", name, "--scripts", runs=tmp_path, check=2)
-    assert "`images: {train: /path/to.sif}`" in done.stderr
+    assert "there is no image 'train' here; `bridge-rl image build train` makes it" in done.stderr
     name = profile(tmp_path, defaults={"runtime": "apptainer"}, images={"train": str(sif)})
     shown = bridge("plan", experiment(tmp_path), "--profile", name, "--scripts", runs=tmp_path).stdout
     assert f"check_image.sh {sif} {SHA} " in shown
