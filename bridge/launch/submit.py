@@ -33,8 +33,15 @@ class ParentDoneError(Exception):
 OUT_OF_MEMORY = re.compile(r"oom.kill event|exceeded memory limit")  # Slurm's words, of 21.08 to 24.11
 PATIENCE = 90.0  # seconds for which a launch waits for jobs that are just ending
 FULL = 1 << 20  # bytes free, below which a disk counts as full
-# What srun and Python add to every end: the line before says more.
-MEANINGLESS = ("srun: error:", "srun: Terminating", "srun: Job step aborted", "srun: launch/slurm:", "Force Terminated")
+# What srun, Python and Apptainer add to every job: another line says more.
+MEANINGLESS = (
+    "INFO:    ",
+    "srun: error:",
+    "srun: Terminating",
+    "srun: Job step aborted",
+    "srun: launch/slurm:",
+    "Force Terminated",
+)
 
 
 def scripts(

@@ -181,7 +181,7 @@ def download(file: File, folder: Path, report: Callable[[int], object]) -> Path:
 
     def receive(answer: HTTPResponse) -> None:
         begin = have() if answer.status == 206 else 0
-        with part.open("r+b" if begin else "wb") as out:
+        with part.open("r+b") if begin else part.open("wb") as out:
             out.seek(begin)
             while block := answer.read(1 << 20):
                 out.write(block)
