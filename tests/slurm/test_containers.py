@@ -50,8 +50,8 @@ def sif() -> Path:
 class Person:
     """An ordinary user of the cluster, with a folder of their own and a profile."""
 
-    def __init__(self, folder: Path, cluster: Cluster, sif: Path) -> None:
-        self.folder, self.cluster, self.sif = folder, cluster, sif
+    def __init__(self, folder: Path, cluster: Cluster, sif: Path, importable: str) -> None:
+        self.folder, self.cluster, self.sif, self.importable = folder, cluster, sif, importable
         self.runs = folder / HOSTILE
         self.experiment = folder / "tiny.yaml"
         self.profile()
@@ -66,15 +66,23 @@ class Person:
         }
         (self.folder / "mine.yaml").write_text(yaml.safe_dump(value), encoding="utf-8")
 
-    def bridge(self, *words: str | Path, check: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run bridge-rl as this user, with Debian's own Python."""
-        variables = {
+    @property
+    def variables(self) -> dict[str, str]:
+        return {
             "HOME": str(self.folder), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8",
-            "BRIDGE_RUNS": str(self.runs), "PYTHONPATH": f"{REPO}:{sysconfig.get_path('purelib')}",
-            "PYTHONDONTWRITEBYTECODE": "1", **env,
+            "BRIDGE_RUNS": str(self.runs), "PYTHONPATH": self.importable,
+            "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
+
+    def command(self, *words: str | Path) -> list[str]:
+        """bridge-rl as this user, with Debian's own Python."""
         python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        command = ["runuser", "-u", USER, "--", python, "-m", "bridge", *map(str, words)]
+        return ["runuser", "-u", USER, "--", python, "-m", "bridge", *map(str, words)]
+
+    def bridge(self, *words: str | Path, check: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run bridge-rl as this user."""
+        variables = {**self.variables, **env}
+        command = self.command(*words)
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=self.folder)
         assert done.returncode == check, done.stdout + done.stderr
         return done
@@ -89,12 +97,29 @@ class Person:
         return {f"{e['stage']}/{e['element']}": e for e in value["elements"]}
 
 
+@pytest.fixture(scope="module")
+def importable() -> Iterator[str]:
+    """A PYTHONPATH for this user: the checkout and its packages, or copies where only root can read these."""
+    packages = Path(sysconfig.get_path("purelib"))
+    test = ["runuser", "-u", USER, "--", "test", "-r", REPO / "bridge/cli.py", "-a", "-r", packages]
+    if subprocess.run(test, check=False).returncode == 0:
+        yield f"{REPO}:{packages}"
+        return
+    with tempfile.TemporaryDirectory(prefix="bridge-importable-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        for part in ("bridge", "containers", "jobs", "slurm"):
+            shutil.copytree(REPO / part, Path(name) / "repo" / part)
+        large = shutil.ignore_patterns("torch", "transformers", "wandb", "mypy", "sympy", "__pycache__")
+        shutil.copytree(packages, Path(name) / "packages", ignore=large)
+        yield f"{name}/repo:{name}/packages"
+
+
 @pytest.fixture
-def person(cluster: Cluster, sif: Path) -> Iterator[Person]:
+def person(cluster: Cluster, sif: Path, importable: str) -> Iterator[Person]:
     folder = Path(tempfile.mkdtemp(prefix="bridge-person-", dir="/tmp"))
     try:
         write_tiny(folder)
-        found = Person(folder, cluster, sif)
+        found = Person(folder, cluster, sif, importable)
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, USER)
         yield found
@@ -122,6 +147,18 @@ def test_the_whole_chain_inside(person: Person) -> None:
     assert all(state["state"] == "done" for state in person.states(run).values())
     assert run.artifact(next(iter(run.elements))).owner() == USER
     assert not list(person.folder.glob("bridge.*")), "each job removes its folder"
+
+
+def test_doctor_looks_into_the_image_on_a_node(person: Person) -> None:
+    done = subprocess.run(
+        person.command("doctor", "--profile", "./mine.yaml", "--json"),
+        env=person.variables, capture_output=True, text=True, check=False, cwd=person.folder,
+    )  # fmt: skip
+    found = {check["name"]: check for check in json.loads(done.stdout) if check["name"].startswith("image")}
+    assert found["image train"]["ok"] and f"{len(lock())} packages, as locked" in found["image train"]["found"]
+    assert "CUDA 12.4, NCCL 2.21.5, no GPU is visible" in found["image train: torch"]["found"]
+    assert all(check["ok"] for check in found.values()), found
+    assert {"image train: vllm", "image train: deepspeed", "image train: flash_attn"} <= set(found)
 
 
 def runner(run: Run, stage: str) -> int | None:
