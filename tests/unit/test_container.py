@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import time
@@ -237,3 +238,26 @@ def test_a_missing_image_and_a_foreign_folder_are_named(sif: tuple[Path, str], t
 
 def test_shlex_agrees_on_plain_words() -> None:
     assert shell(["a b", "c", ""]) == shlex.join(["a b", "c", ""])
+
+
+def test_what_keeps_the_image_mounted_outlives_the_signals(tmp_path: Path) -> None:
+    tools = tmp_path / "it's tools"
+    tools.mkdir()
+    (tools / "apptainer").write_text("#!/bin/sh\nexec squashfuse_ll 60\n", encoding="utf-8")
+    (tools / "squashfuse_ll").write_text('#!/bin/sh\nexec sleep "$@"\n', encoding="utf-8")
+    for file in tools.iterdir():
+        file.chmod(0o755)
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(["bash", SCRIPTS / "contain.sh", "A", "apptainer"], env=env)
+    try:
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8") != "sleep\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+    finally:
+        process.kill()
+        process.wait()
