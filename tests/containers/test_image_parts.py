@@ -552,6 +552,7 @@ def test_what_cannot_be_served_is_said_before_anything_is_done(tmp_path: Path) -
     for words, said in (
         (("build", "smal"), "there is no image 'smal'; did you mean 'small'?"),
         (("build", "small", "--with", "bildah"), "did you mean 'buildah'?"),
+        (("pull", "small", "--with", "buildah"), "pulling small needs apptainer or singularity or skopeo"),
         (("build", "small", "--mirror", tmp_path), "is no mirror"),
         (("pull", "small", "--with", "skopeo"), "lists nothing that skopeo can pull"),
         (("verify",), "has no image"),

@@ -98,13 +98,14 @@ def sbom(source: store.Source, name: str) -> Json:
         UserError: there is no such image, or it has changed.
         WorkFailedError: it holds another lock than its record says.
     """
-    image, folder = source.image(name), store.images_folder(source)
+    folder = store.images_folder(source)
+    source.image(name)
     written: Json = {}
     for record in _require(folder, name, store.records(folder, name)):
         path = folder / record.file
         verify_sif(path, f"sha256:{record.sha256}")
         if record.kind == "sif":
-            contents = inside.read_sif(pick_tool(None, image, ["apptainer", "singularity"], "looking into a SIF"), path)
+            contents = inside.read_sif(pick_tool(None, ["apptainer", "singularity"], "looking into a SIF"), path)
         else:
             contents = inside.read_oci(path)
         target = folder / (record.file + store.SBOM)
