@@ -17,6 +17,7 @@ from bridge.errors import UserError, WorkFailedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from bridge.launch.container import Image
     from bridge.launch.states import ElementState
     from bridge.runs import Run
 
@@ -152,20 +153,19 @@ def launch(
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment. The same experiment again goes on where the run stands, and repeats nothing."""
-    from bridge.launch.prepare import prepare
+    from bridge.launch.prepare import make_run, prepare
     from bridge.launch.submit import require_scheduler
-    from bridge.record import create
     from bridge.runs import runs_folder
 
     planned = prepare(experiment, settings or [], profile)
     if not prepare_only:
-        require_scheduler(planned.profile, profile)
-    run = create(planned.request, runs_folder(runs))
+        require_scheduler(planned.profile, profile, planned.request.image is not None)
+    run, image = make_run(planned, runs_folder(runs))
     if prepare_only:
         facts = {"run": run.id, "dir": str(run.folder), "jobs": {}}
         _print_json(facts) if as_json else sys.stdout.write(f"{run.folder}\n")
         return
-    _launch(run, planned.profile, profile, wait, as_json)
+    _launch(run, planned.profile, profile, wait, as_json, image)
 
 
 @app.command(epilog="Example: bridge-rl resume demo-1a2b3c4d --wait")
@@ -173,20 +173,28 @@ def resume(
     run: RunName,
     runs: Runs = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the end; 0 only if every stage sealed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the image is another than before.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Launch the same run again: only what is not sealed and not in hand."""
+    from bridge.launch.runtime import image_of
     from bridge.runs import open_run, runs_folder
 
     found = open_run(run, runs_folder(runs))
-    _launch(found, found.profile(), found.record["profile_name"], wait, as_json)
+    image = image_of(found.record.get("image"), found.profile(), found.record["externals"])
+    _launch(found, found.profile(), found.record["profile_name"], wait, as_json, image, force)
 
 
-def _launch(run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool) -> None:
+def _launch(
+    run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool, image: Image | None, force: bool = False
+) -> None:
+    from bridge.launch.runtime import require_same
     from bridge.launch.submit import launch as submit
 
+    if not force:
+        require_same(run, image)
     with _interruptible(run):
-        jobs = submit(run, profile, profile_name)
+        jobs = submit(run, profile, profile_name, image)
         if as_json:
             _print_json({"run": run.id, "dir": str(run.folder), "jobs": jobs})
         else:
@@ -249,10 +257,9 @@ def demo(
     import time
 
     from bridge.launch import scores
-    from bridge.launch.prepare import prepare, shipped
+    from bridge.launch.prepare import make_run, prepare, shipped
     from bridge.launch.submit import launch as submit
     from bridge.launch.submit import require_scheduler
-    from bridge.record import create
     from bridge.runs import runs_folder
 
     experiment = shipped("jobs", "demo.yaml")
@@ -260,11 +267,11 @@ def demo(
         raise UserError("jobs/demo.yaml is missing from this installation; install bridge-rl again")
     started = time.monotonic()
     planned = prepare(experiment, [f"seed={seed}"], profile)
-    require_scheduler(planned.profile, profile)
-    run = create(planned.request, runs_folder(runs))
+    require_scheduler(planned.profile, profile, planned.request.image is not None)
+    run, image = make_run(planned, runs_folder(runs))
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
     with _interruptible(run):
-        submit(run, planned.profile, profile)
+        submit(run, planned.profile, profile, image)
         _wait(run)
     result = scores.demo_result(run, time.monotonic() - started)
     if as_json:

@@ -124,12 +124,16 @@ sif() {
       apptainer build --bind "$work/site:/mnt" --mksquashfs-args "-comp zstd -Xcompression-level 1" \
       --build-arg BOOTSTRAP=docker-archive --build-arg BASE="$from" --build-arg LOCK="$lock" \
       --build-arg FLASH_ATTN=0 "$work/image.sif" Apptainer.def) >&2
+    # What `bridge-rl image build` would write beside it: else each launch reads the whole file.
+    printf '{"sha256": "%s"}\n' "$(sha256sum "$work/image.sif" | cut -c 1-64)" >"$made.json"
     mv "$work/image.sif" "$made"
   fi
   echo "$made"
 }
 
 [ "$(id -u)" = 0 ] || refuse "only root can start it"
+mkdir -p "$state"
+exec 8>"$state/lock" && flock 8 # two that start at once make nothing twice
 case "${1:-}" in
 tools | base | sif) "$@" ;;
 *) echo "$usage" >&2 && exit 2 ;;

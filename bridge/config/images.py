@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -89,6 +90,11 @@ class Image(Settings):
     """The package that is compiled, unless FLASH_ATTN=0 leaves it out."""
     built: list[Built] = []
     """Nothing where nobody has published one."""
+
+    @property
+    def mark(self) -> str:
+        """SHA-256 of what decides the packages inside: it enters the fingerprint of whatever is made in the image."""
+        return hashlib.sha256(f"{self.lock.sha256} {self.base.digest}".encode()).hexdigest()
 
 
 class Images(Settings):

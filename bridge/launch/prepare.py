@@ -10,15 +10,18 @@ from pydantic import ValidationError
 
 import bridge
 from bridge.config.experiment import parse_overrides, points, with_overrides
+from bridge.config.images import Image, read_images
 from bridge.config.problems import named, refuse, sentences
-from bridge.config.profile import Allocation, Profile, allocation, processes
+from bridge.config.profile import Allocation, Profile, Runtime, allocation, processes
 from bridge.config.stages import STAGE_KINDS, SftSettings, seconds
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
-from bridge.record import Request, code_digest, external_digests
-from bridge.runs import Json
+from bridge.launch.container import Image as ImageHere
+from bridge.launch.runtime import as_recorded, image_of, runtimes
+from bridge.record import Request, code_digest, create, external_digests
+from bridge.runs import RECORD, Json, Run
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Plan:
 
     request: Request
     profile: Profile
+    runtime: Runtime = "none"
+    """What starts the experiment's image; `none` where no stage runs in one."""
 
     @property
     def graph(self) -> Graph:
@@ -52,10 +57,14 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     text, raw = read_mapping(experiment)
     name = str(experiment)
     pairs = parse_overrides(overrides)
-    graph = build(points(raw, pairs, name, text), name)
+    combinations = points(raw, pairs, name, text)
+    graph = build(combinations, name)
     experiment_as_run = with_overrides(raw, pairs, name)
     profile = load_profile(profile_name)
     _check_resources(graph, profile, profile_name)
+    image = combinations[0].experiment.image
+    in_image = runtimes(graph, profile, image, profile_name)
+    built_from = declared_image(image, name) if image else None
     externals = external_digests(graph)
     _check_data_files(graph, externals)
     request = Request(
@@ -68,8 +77,47 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         profile=profile.model_dump(mode="json"),
         externals=externals,
         code=code_digest(),
+        image={"name": image, **built_from.model_dump(mode="json", exclude={"built"})}
+        if built_from and in_image
+        else None,
+        images=dict.fromkeys(in_image, built_from.mark) if built_from else {},
     )
-    return Plan(request, profile)
+    return Plan(request, profile, next(iter(in_image.values()), "none"))
+
+
+def make_run(plan: Plan, runs: Path) -> tuple[Run, ImageHere | None]:
+    """The run of a plan, made if it is not there, and the image that its stages run in.
+
+    Raises:
+        UserError: the image is not here, or is not what it should be.
+        WorkFailedError: it does not start.
+    """
+    request, recorded = plan.request, None
+    image = image_of(request.image, plan.profile, request.externals)
+    bound = [runs, *(Path(place) for place in image.binds)] if image else []
+    if wrong := [path for path in bound if set(":,") & set(str(path))]:
+        raise UserError(
+            f"{wrong[0]}: stages in an image need a path without colon and comma: runtimes read these in binds"
+        )
+    if image and request.image and not (runs / request.run_id / RECORD).is_file():
+        names = [request.image[key]["name"] for key in ("lock", "flash_attn")]
+        locks = [path for name in names if (path := shipped("containers/locks", f"{name}.txt"))]
+        recorded = as_recorded(image, plan.runtime, request.image, locks)
+    return create(request, runs, recorded), image
+
+
+def declared_image(image: str, experiment: str) -> Image:
+    """What an image is built from: `containers/images.yaml` here, else the one that comes with the package.
+
+    Raises:
+        UserError: it has no image of that name.
+    """
+    here = Path("containers") / "images.yaml"
+    path = here if here.is_file() else shipped("containers", "images.yaml")
+    known = read_images(path) if path else {}
+    if image not in known:
+        raise UserError(f"{experiment}: image: {path} has no image {image!r}{nearest(image, known)}")
+    return known[image]
 
 
 def _check_resources(graph: Graph, profile: Profile, name: str) -> None:
