@@ -585,7 +585,7 @@ def image_mirror(
     from bridge.launch.image import index, look, mirror, store
 
     source = store.open_source(file)
-    saved = mirror.save(source.choose(name), source.root, index.Index(index.index_url()), folder)
+    saved = mirror.save(source, name, index.Index(index.index_url()), folder)
     _print_json(saved) if as_json else look.print_saved(saved)
 
 
@@ -595,7 +595,7 @@ def image_check(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson 
     from bridge.launch.image import index, look, mirror, store
 
     source = store.open_source(file)
-    found = mirror.check(source.choose(name), source.root, index.Index(index.index_url()))
+    found = mirror.check(source, name, index.Index(index.index_url()))
     _print_json(found) if as_json else look.print_check(found)
     if not found["ok"]:
         raise typer.Exit(1)

@@ -94,13 +94,20 @@ class Project:
 
 
 def require(**packages: str) -> None:
-    """Debian packages by the program that each brings. Skips with the reason where they cannot be had; fails in CI."""
+    """Debian packages by the program that each brings, installed where they are missing.
+
+    Skips with the reason where that cannot be (no root, no Debian), and fails in CI.
+    """
     missing = [package for program, package in packages.items() if not shutil.which(program.replace("_", "-"))]
+    reason = ""
+    if os.getuid() != 0:
+        reason = "only root can build on the stand-in base"
+    elif missing and not shutil.which("apt-get"):
+        reason = f"needs {', '.join(missing)}, and this is no Debian"
+    if reason:
+        pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
     if not missing:
         return
-    if os.getuid() != 0 or not shutil.which("apt-get"):
-        reason = f"needs {', '.join(missing)}; as root on Debian this test installs them"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     command = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "install", "--yes", "--no-install-recommends"]
     with Path("/run/lock/bridge-devcluster").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -172,7 +179,7 @@ class OrdinaryUser:
         done = subprocess.run(probe, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = f"{self.name} cannot run this code: {done.stderr.strip().splitlines()[-1]}"
-            pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+            pytest.fail(reason) if "CI" in os.environ else pytest.skip(reason)
 
     def command(self, *words: str) -> list[str]:
         """A command line that runs as this user, without anything of root's environment."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 import http.server
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -31,7 +28,6 @@ from bridge.launch.image.index import File, Index, download, from_html, from_jso
 from bridge.launch.image.locks import Entry, changes, parse_lock, preference, read_lock, wheel_ranks
 from bridge.launch.image.mirror import compare
 from bridge.launch.image.sbom import cyclonedx
-from bridge.launch.image.verify import verify_once, verify_sif
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
@@ -307,73 +303,6 @@ def test_a_base_without_a_digest_is_refused() -> None:
     assert own.where == f"docker.io/nvidia/cuda@{the_image().base.digest}" and not own.stand_in
 
 
-# ---- digests
-
-
-def test_a_flipped_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
-    (tmp_path / "node").mkdir()
-    path = tmp_path / "x.sif"
-    path.write_bytes(b"0" * 3_000_000)
-    recorded = "sha256:" + sha256(path.read_bytes())
-    verify_sif(path, recorded)
-    verify_once(path, recorded)
-    times = path.stat()
-    with path.open("r+b") as file:
-        file.seek(2_000_000)
-        file.write(b"1")
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # whoever hides a change sets this time back
-    for check in (verify_sif, verify_once):
-        with pytest.raises(UserError, match=f"expected {recorded}, found sha256:{sha256(path.read_bytes())}"):
-            check(path, recorded)
-    path.unlink()
-    for check in (verify_sif, verify_once):
-        with pytest.raises(UserError, match="cannot be read"):
-            check(path, recorded)
-
-
-def test_a_file_is_read_once_on_a_node_and_not_believed_for_another_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = tmp_path / "x.sif"
-    path.write_bytes(b"image")
-    recorded = "sha256:" + sha256(b"image")
-    with pytest.raises(UserError, match=f"expected {NOTHING}"):
-        verify_once(path, NOTHING)
-    verify_once(path, recorded)
-    reads: list[Path] = []
-    monkeypatch.setattr("bridge.launch.image.verify.file_digest", lambda p, _: reads.append(p) or sha256(b"image"))
-    verify_once(path, recorded)
-    assert reads == []
-    with pytest.raises(UserError, match=f"expected {NOTHING}"):
-        verify_once(path, NOTHING)
-
-
-def test_marks_of_somebody_else_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = tmp_path / "x.sif"
-    path.write_bytes(b"image")
-    recorded = "sha256:" + sha256(b"image")
-    verify_once(path, recorded)
-    folder = tmp_path / f"bridge-rl-verified-{os.getuid()}"
-    assert len(list(folder.iterdir())) == 1
-    folder.chmod(0o777)
-    reads: list[Path] = []
-    monkeypatch.setattr("bridge.launch.image.verify.file_digest", lambda p, _: reads.append(p) or sha256(b"image"))
-    verify_once(path, recorded)
-    assert reads == [path]
-    folder.chmod(0o700)
-    verify_once(path, recorded)
-    assert reads == [path]
-
-
-def test_verification_loads_nothing_heavy() -> None:
-    code = "import sys, bridge.launch.image.verify; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"pydantic", "rich", "yaml", "numpy", "torch"} & set(loaded)
-
-
 # ---- records
 
 
@@ -424,6 +353,22 @@ def test_a_damaged_record_is_refused_by_name(tmp_path: Path) -> None:
     path.rename(tmp_path / "other.sif.json")
     with pytest.raises(UserError, match=r"is the record of train-a{16}\.sif"):
         store.records(tmp_path)
+
+
+def test_a_changed_and_a_missing_image_are_refused(tmp_path: Path) -> None:
+    data = bytes(3_000_000)
+    kept = record(digest=f"sha256:{sha256(data)}", sha256=sha256(data), size=len(data))
+    path = tmp_path / kept.file
+    path.write_bytes(data)
+    store.verify(tmp_path, kept)
+    with path.open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"1")
+    with pytest.raises(UserError, match=f"expected {kept.digest}, found sha256:{sha256(path.read_bytes())}; remove it"):
+        store.verify(tmp_path, kept)
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read: No such file or directory; build or pull it again"):
+        store.verify(tmp_path, kept)
 
 
 def test_two_processes_do_not_make_one_image_and_a_killed_one_leaves_nothing(tmp_path: Path) -> None:
@@ -552,6 +497,7 @@ def test_what_cannot_be_served_is_said_before_anything_is_done(tmp_path: Path) -
     for words, said in (
         (("build", "smal"), "there is no image 'smal'; did you mean 'small'?"),
         (("build", "small", "--with", "bildah"), "did you mean 'buildah'?"),
+        (("pull", "small", "--with", "buildah"), "pulling small needs apptainer or singularity or skopeo"),
         (("build", "small", "--mirror", tmp_path), "is no mirror"),
         (("pull", "small", "--with", "skopeo"), "lists nothing that skopeo can pull"),
         (("verify",), "has no image"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -175,20 +176,38 @@ def test_what_was_built_from_something_else_is_refused_and_what_lies_here_is_nam
     assert "which images.yaml no longer lists: nothing" in project.run("verify").stdout
 
 
-def test_a_pull_that_is_killed_leaves_nothing_that_counts(project: Project, registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_pull_that_is_stopped_leaves_nothing_that_counts(
+    project: Project, registry: Registry, tmp_path: Path, number: signal.Signals
+) -> None:
     slow = tmp_path / "bin/skopeo"
     slow.parent.mkdir()
-    slow.write_text(f'#!/bin/sh\n{shutil.which("skopeo")} "$@"\ntouch {tmp_path}/came\nsleep 60\n', encoding="utf-8")
+    slow.write_text(
+        f'#!/bin/sh\n{shutil.which("skopeo")} "$@"\ntouch {tmp_path}/came\nexec sleep 60\n', encoding="utf-8"
+    )
     slow.chmod(0o755)
     env = {**os.environ, **registry.environment, "PYTHONPATH": str(ROOT), "PATH": f"{slow.parent}:{os.environ['PATH']}"}
     command = [sys.executable, "-m", "bridge", "image", "pull", "small", "--with", "skopeo"]
-    process = subprocess.Popen(command, cwd=project.root, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=project.root,
+        env=env,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        # A test session in the background ignores it, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not (tmp_path / "came").exists():
         assert process.poll() is None
         time.sleep(0.02)
-    os.killpg(process.pid, 9)
-    process.wait()
-    assert project.there() == [".small.work"], "the killed process was not in the middle of it"
+    if number == signal.SIGKILL:
+        os.killpg(process.pid, number)
+        process.wait()
+        assert project.there() == [".small.work"], "the killed process was not in the middle of it"
+    else:
+        process.send_signal(number)  # Ctrl-C, of which the tool itself hears nothing here
+        assert process.wait(timeout=30) == 130
+        assert project.there() == []
     assert project.ok("list")["images"][0]["here"] == []
     project.ok("pull", "small", "--with", "skopeo", environment=registry.environment)
     assert ".small.work" not in project.there() and len(project.there()) == 3

@@ -90,18 +90,16 @@ def _build_args(arguments: Mapping[str, str]) -> list[str]:
     return [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
 
 
-def pick_tool(wanted: str | None, image: Image, tools: Sequence[str], what: str) -> str:
-    """The tool that was asked for, or the first of `tools` that is here and has a recipe of this image.
+def pick_tool(wanted: str | None, tools: Sequence[str], what: str) -> str:
+    """The tool that was asked for, or the first of `tools` that is installed.
 
     Raises UserError when there is none.
     """
     if wanted is not None and wanted not in tools:
-        raise UserError(f"--with {wanted}: is none of {', '.join(tools)}{nearest(wanted, tools)}")
+        raise UserError(f"--with {wanted}: {what} needs {' or '.join(tools)}{nearest(wanted, tools)}")
     for tool in [wanted] if wanted else tools:
-        if shutil.which(tool) and RECIPE_OF.get(tool, image.recipes[0]) in image.recipes:
+        if shutil.which(tool):
             return tool
-    if wanted and shutil.which(wanted):
-        raise UserError(f"--with {wanted}: needs {RECIPE_OF[wanted]}, but this image has {', '.join(image.recipes)}")
     raise UserError(f"{what} needs {wanted or ' or '.join(tools)}, and it is not installed here")
 
 
@@ -213,7 +211,9 @@ def build(
         WorkFailedError: the builder failed, or made something else.
     """
     image = source.image(name)
-    tool = pick_tool(wanted, image, list(RECIPE_OF), f"building {name}")
+    tool = pick_tool(
+        wanted, [tool for tool, recipe in RECIPE_OF.items() if recipe in image.recipes], f"building {name}"
+    )
     given = parse_arguments(words)
     arguments = recipe_arguments((source.root / "Dockerfile").read_text(encoding="utf-8")) | given
     arguments["LOCK"] = image.lock.name

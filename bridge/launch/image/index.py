@@ -181,8 +181,8 @@ def download(file: File, folder: Path, report: Callable[[int], object]) -> Path:
 
     def receive(answer: HTTPResponse) -> None:
         begin = have() if answer.status == 206 else 0
-        with part.open("r+b") if begin else part.open("wb") as out:
-            out.seek(begin)
+        with part.open("ab") as out:
+            out.truncate(begin)
             while block := answer.read(1 << 20):
                 out.write(block)
                 report(len(block))

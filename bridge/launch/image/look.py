@@ -13,10 +13,8 @@ from bridge.errors import UserError
 from bridge.launch.image import inside, store
 from bridge.launch.image.build import materials, pick_tool
 from bridge.launch.image.locks import require_locks
-from bridge.launch.image.verify import verify_sif
 from bridge.launch.prune import size_text
 from bridge.launch.show import Json, console
-from bridge.progress import progress
 
 
 def overview(source: store.Source, name: str | None) -> Json:
@@ -72,8 +70,7 @@ def verify(source: store.Source, name: str | None) -> list[Json]:
         image, path = images[record.image], folder / record.file
         wrong = store.differences(record, image)
         try:
-            with progress(f"reading {record.file}", -(-record.size // store.MIB), "MiB") as meter:
-                verify_sif(path, f"sha256:{record.sha256}", lambda _, meter=meter: meter.advance())  # type: ignore[misc]
+            store.verify(folder, record)
         except UserError as error:
             wrong.insert(0, str(error))
         notes = store.notes(record, image, recipes)
@@ -98,13 +95,14 @@ def sbom(source: store.Source, name: str) -> Json:
         UserError: there is no such image, or it has changed.
         WorkFailedError: it holds another lock than its record says.
     """
-    image, folder = source.image(name), store.images_folder(source)
+    folder = store.images_folder(source)
+    source.image(name)
     written: Json = {}
     for record in _require(folder, name, store.records(folder, name)):
         path = folder / record.file
-        verify_sif(path, f"sha256:{record.sha256}")
+        store.verify(folder, record)
         if record.kind == "sif":
-            contents = inside.read_sif(pick_tool(None, image, ["apptainer", "singularity"], "looking into a SIF"), path)
+            contents = inside.read_sif(pick_tool(None, ["apptainer", "singularity"], "looking into a SIF"), path)
         else:
             contents = inside.read_oci(path)
         target = folder / (record.file + store.SBOM)

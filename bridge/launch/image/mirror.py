@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from bridge.config.images import Base, Image
 from bridge.errors import UserError, WorkFailedError
 from bridge.launch.image import store
 from bridge.launch.image.index import File, Index, download, shown
-from bridge.launch.image.locks import UV, Entry, preference, read_lock
+from bridge.launch.image.locks import UV, Entry, preference, read_lock, require_locks
 from bridge.progress import progress
 
 AT_ONCE = 4
@@ -64,6 +66,14 @@ def locks_of(images: Iterable[Image]) -> list[str]:
     return [UV, *dict.fromkeys(names)]
 
 
+def chosen(source: store.Source, name: str | None) -> dict[str, Image]:
+    """One image or all, once their locks are known to be the recorded ones. Raises UserError."""
+    images = source.choose(name)
+    for image in images.values():
+        require_locks(source.root, [image.lock, image.flash_attn], source.file)
+    return images
+
+
 def look_up(index: Index, entries: list[Entry]) -> list[Found]:
     """Ask an index about every entry. Raises WorkFailedError when it cannot be asked."""
     with progress("asking the index", len(entries), "packages") as meter, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -81,12 +91,17 @@ def look_up(index: Index, entries: list[Entry]) -> list[Found]:
 # ---- check
 
 
-def check(images: Mapping[str, Image], root: Path, index: Index) -> dict[str, Any]:
+def check(source: store.Source, name: str | None, index: Index) -> dict[str, Any]:
     """What upstream no longer has of what these images are built from.
 
-    Raises WorkFailedError when the index cannot be asked. A registry that cannot be asked is part of the answer.
+    A registry that cannot be asked is part of the answer.
+
+    Raises:
+        UserError: a lock is not the recorded one.
+        WorkFailedError: the index cannot be asked.
     """
-    found = look_up(index, entries_of(root, locks_of(images.values())))
+    images = chosen(source, name)
+    found = look_up(index, entries_of(source.root, locks_of(images.values())))
     packages = [
         {
             "package": f"{item.entry.name}=={item.entry.version}",
@@ -129,7 +144,14 @@ def _raw_manifest(address: str) -> tuple[bytes | None, str]:
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode == 0:
         return done.stdout, ""
-    return None, (done.stderr.decode(errors="replace").strip().splitlines() or ["skopeo failed"])[-1]
+    return None, _reason(done.stderr)
+
+
+def _reason(stderr: bytes) -> str:
+    """What skopeo says last, without its log's frame."""
+    line = (stderr.decode(errors="replace").strip().splitlines() or ["skopeo failed"])[-1]
+    framed = re.search(r'msg="((?:[^"\\]|\\.)*)"', line)
+    return framed[1].replace('\\"', '"') if framed else line
 
 
 # ---- mirror
@@ -185,16 +207,17 @@ def open_mirror(folder: Path) -> Mirror:
         raise UserError(f"{folder}: is no mirror: MIRROR.json: {error}; run: bridge-rl image mirror {folder}") from None
 
 
-def save(images: Mapping[str, Image], root: Path, index: Index, folder: Path) -> dict[str, Any]:
+def save(source: store.Source, name: str | None, index: Index, folder: Path) -> dict[str, Any]:
     """Save base and package files of these images in a folder; what is there already and right is not fetched again.
 
     Raises:
-        UserError: a locked file is gone from the index, or skopeo is missing. Nothing was fetched.
+        UserError: a lock is not the recorded one, a locked file is gone, or skopeo is missing. Nothing was fetched.
         WorkFailedError: something cannot be fetched. What has come stays, and the same command goes on.
     """
     if not shutil.which("skopeo"):
         raise UserError("image mirror copies the base with skopeo, and it is not installed here")
-    found = look_up(index, entries_of(root, locks_of(images.values())))
+    images = chosen(source, name)
+    found = look_up(index, entries_of(source.root, locks_of(images.values())))
     gone = [f"{item.entry.name}=={item.entry.version}" for item in found if item.chosen is None]
     if gone:
         raise UserError(f"{shown(index.url)}: no longer has a file that an image can install of: {', '.join(gone)}")
@@ -202,9 +225,12 @@ def save(images: Mapping[str, Image], root: Path, index: Index, folder: Path) ->
     known.wheels.mkdir(parents=True, exist_ok=True)
     files = [item.chosen for item in found if item.chosen]
     fetch(files, known.wheels)
-    bases = {base.address: save_base(base, folder) for base in (image.base for image in images.values())}
     names = {file.sha256: file.name for file in files}
-    write_json(folder / "MIRROR.json", {"bases": {**known.bases, **bases}, "files": {**known.files, **names}})
+    value: dict[str, dict[str, Any]] = {"bases": dict(known.bases), "files": {**known.files, **names}}
+    write_json(folder / "MIRROR.json", value)
+    bases = {base.address: save_base(base, folder) for base in (image.base for image in images.values())}
+    value["bases"] |= bases
+    write_json(folder / "MIRROR.json", value)
     size = sum((known.wheels / name).stat().st_size for name in names.values())
     return {"folder": str(folder), "bases": bases, "files": len(names), "bytes": size}
 
@@ -243,11 +269,10 @@ def save_base(base: Base, folder: Path) -> dict[str, str]:
     part.unlink(missing_ok=True)
     source = f"docker://{base.address}"
     command = ["skopeo", "copy", "--override-os", "linux", "--override-arch", "amd64", source, f"oci-archive:{part}"]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, check=False)
     if done.returncode:
         part.unlink(missing_ok=True)
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["skopeo failed"]
-        raise WorkFailedError(f"{base.tag}: {base.digest} cannot be copied: {said[-1]}")
+        raise WorkFailedError(f"{base.tag}: {base.digest} cannot be copied: {_reason(done.stderr)}")
     flush(part)
     facts = {"file": name, "sha256": file_digest(part)}
     part.replace(target)

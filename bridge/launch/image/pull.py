@@ -55,7 +55,7 @@ def pull(source: store.Source, name: str, wanted: str | None) -> store.Record:
         WorkFailedError: the registry does not have it, or what came is something else.
     """
     image = source.image(name)
-    tool = pick_tool(wanted, image, TOOLS, f"pulling {name}")
+    tool = pick_tool(wanted, TOOLS, f"pulling {name}")
     built = choose(source, name, image, tool)
     require_locks(source.root, [image.lock, image.flash_attn], source.file)
     folder = store.images_folder(source)

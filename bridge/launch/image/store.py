@@ -208,6 +208,22 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder, onerror=open_up)
 
 
+def verify(folder: Path, record: Record) -> None:
+    """Read an image from the first byte to the last, and compare it with its record.
+
+    Raises UserError when it is not there or differs.
+    """
+    path, expected = folder / record.file, f"sha256:{record.sha256}"
+    try:
+        found = "sha256:" + digest_shown(path, f"reading {record.file}")
+    except OSError as error:
+        raise UserError(f"{path}: the image cannot be read: {error.strerror}; build or pull it again") from None
+    if found != expected:
+        raise UserError(
+            f"{path}: the image has changed: expected {expected}, found {found}; remove it, then build or pull it again"
+        )
+
+
 def digest_shown(path: Path, label: str) -> str:
     """SHA-256 of a large file, with its progress."""
     with progress(label, -(-path.stat().st_size // MIB), "MiB") as meter:
