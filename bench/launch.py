@@ -22,7 +22,7 @@ from bridge.runs import Run
 EXPERIMENT = """\
 name: bench
 model: {{init: {{tokenizer: data, hidden: 32, layers: 1, heads: 2, kv_heads: 1, ffn: 64}}}}
-task: {{name: igsm, ops: [2, 4], max_instances: 5}}
+task: {{name: igsm, ops: [2, 4], max_instances: 5, split_by: numbers}}
 sweep: {{seed: {seeds}}}
 stages:
   data: {{kind: data, split: sft, size: 20, tokenizer: true}}
@@ -81,6 +81,8 @@ def finish(run: Run) -> list[float]:
     """Wait for the end; seconds from each parent's end to its child's start."""
     deadline = time.monotonic() + 600
     while len(run.sealed()) < len(run.elements):
+        if any(line.get("exit") for key in run.elements for line in run.attempts(key)):
+            raise SystemExit(f"{run.id}: a stage failed; see `bridge-rl status {run.folder}`")
         if time.monotonic() > deadline:
             raise SystemExit(f"{run.folder}: not done after 600 s")
         time.sleep(0.5)
