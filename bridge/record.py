@@ -6,6 +6,7 @@ the same code and inputs is the same run.
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import json
 import os
@@ -55,8 +56,10 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
     if path.is_dir():
         return {"path": str(path), "digest": _folder_digest(path, wanted, where)}
     if path.is_file() and wanted == "dataset":
-        if path.suffix not in (".parquet", ".jsonl"):
-            raise UserError(f"{where}: {text}: a data file must be .parquet or .jsonl, or an artifact folder")
+        if path.suffix not in (".parquet", ".jsonl", ".json"):
+            raise UserError(
+                f"{where}: {text}: a data file must be .parquet, .jsonl or R³'s .json, or an artifact folder"
+            )
         return {"path": str(path), "digest": file_digest(path)}
     if path.exists():
         raise UserError(f"{where}: {text}: is no folder; a {wanted} is wanted")
@@ -118,6 +121,8 @@ class Request:
     externals: Mapping[str, Json]
     code: str
     """Digest of the code."""
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    """Files of the user's own that travel with the code: name in its folder → content."""
 
     def fingerprints(self) -> dict[tuple[str, int], str]:
         return fingerprints(self.graph, self.code, {text: e["digest"] for text, e in self.externals.items()})
@@ -160,6 +165,10 @@ def _fill(folder: Path, request: Request, run_id: str) -> None:
         target = folder / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    for name, content in request.files.items():
+        target = folder / "code" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
     commit, diff = _git_state()
     if diff:
         (folder / "code" / "uncommitted.diff").write_bytes(diff)

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from bridge.config.experiment import Experiment
 from bridge.config.profile import Allocation, Profile
 from bridge.config.stages import STAGE_KINDS, Behavior, Resources, StageSettings
-from bridge.config.tasks import IgsmSettings, Style
+from bridge.config.tasks import TASKS, OwnTask, Style
 
 HEAD = """\
 # Every setting
@@ -80,8 +80,9 @@ def page() -> str:
     parts += [
         section("`resources` of a stage", Resources),
         section("`behavior` of a data stage", Behavior),
-        section("Task `igsm`", IgsmSettings, leave_out=frozenset({"name"})),
+        *(section(f"Task `{name}`", model, leave_out=frozenset({"name"})) for name, model in TASKS.items()),
         section("`style` of the task `igsm`", Style),
+        section("A task of yours", OwnTask),
         section("A profile (`slurm/*.yaml`)", Profile),
         section("`defaults` and `stages.KIND` of a profile", Allocation),
     ]

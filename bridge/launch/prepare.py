@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +10,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import bridge
-from bridge.config.experiment import parse_overrides, points, with_overrides
+from bridge.config.experiment import Point, parse_overrides, points, with_overrides
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile, allocation, processes
-from bridge.config.stages import STAGE_KINDS, SftSettings, seconds
+from bridge.config.stages import STAGE_KINDS, DataSettings, SftSettings, seconds
+from bridge.config.tasks import IgsmSettings, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
 from bridge.record import Request, code_digest, external_digests
 from bridge.runs import Json
+from bridge.tasks import own, resolve_task
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     text, raw = read_mapping(experiment)
     name = str(experiment)
     pairs = parse_overrides(overrides)
-    graph = build(points(raw, pairs, name, text), name)
+    resolved = _resolved(points(raw, pairs, name, text), name)
+    graph = build(resolved, name)
+    _check_sizes(graph, name)
     experiment_as_run = with_overrides(raw, pairs, name)
     profile = load_profile(profile_name)
     _check_resources(graph, profile, profile_name)
@@ -68,8 +73,44 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         profile=profile.model_dump(mode="json"),
         externals=externals,
         code=code_digest(),
+        files=_task_files(resolved),
     )
     return Plan(request, profile)
+
+
+def _resolved(found: Sequence[Point], name: str) -> list[Point]:
+    """The points with their tasks' data or files found, and digested."""
+    known: dict[str, TaskSettings] = {}
+    resolved = []
+    for point in found:
+        key = point.experiment.task.model_dump_json()
+        try:
+            known[key] = known.get(key) or resolve_task(point.experiment.task)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        resolved.append(Point(point.values, point.experiment.model_copy(update={"task": known[key]})))
+    return resolved
+
+
+def _task_files(found: Sequence[Point]) -> dict[str, bytes]:
+    """The files of the user's own tasks: name in the run's code folder → content, which is what was digested."""
+    files = {}
+    for task in (point.experiment.task for point in found):
+        if isinstance(task, OwnTask):
+            content = own.content(Path(str(task.file)))
+            if hashlib.sha256(content).hexdigest() != task.sha256:
+                raise UserError(f"{task.file}: was changed during the launch; launch again")
+            files[own.snapshot(task)] = content
+    return files
+
+
+def _check_sizes(graph: Graph, name: str) -> None:
+    """A data stage without `size`, of a task that has no end."""
+    for node in graph.stages:
+        for element in node.elements:
+            settings, task = element.settings, element.task
+            if isinstance(settings, DataSettings) and isinstance(task, IgsmSettings) and settings.size is None:
+                raise UserError(f"{name}: stages.{node.name}.size: is required: the problems of igsm have no end")
 
 
 def _check_resources(graph: Graph, profile: Profile, name: str) -> None:
@@ -98,7 +139,7 @@ def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:
 
     for stage, _, element in graph.all_elements():
         for field, source in element.inputs:
-            if isinstance(source, External) and source.text.endswith((".jsonl", ".parquet")):
+            if isinstance(source, External) and source.text.endswith((".json", ".jsonl", ".parquet")):
                 wanted = "response" if isinstance(element.settings, SftSettings) else "gold"
                 path = externals[source.text]["path"]
                 for number, row in enumerate(read_examples(Path(path)), 1):
