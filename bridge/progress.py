@@ -78,6 +78,11 @@ class _Shown(Meter):
         super().advance(amount, **values)
         self._emit(force=self.total is not None and self.done >= self.total)
 
+    def finish(self) -> None:
+        """Say once more how far it came, where nobody knew that this was the end."""
+        if self.total is None:
+            self._emit(force=True)
+
     def _emit(self, force: bool = False) -> None:
         now = time.monotonic()
         if self._bar is not None and self._task is not None:
@@ -120,6 +125,7 @@ def progress(label: str, total: int | None, unit: str, done: int = 0) -> Iterato
     if not sys.stderr.isatty():
         meter.show(None, file)
         yield meter
+        meter.finish()
         return
     columns = (
         TextColumn("{task.description}"),
@@ -133,3 +139,4 @@ def progress(label: str, total: int | None, unit: str, done: int = 0) -> Iterato
     with Progress(*columns, console=Console(stderr=True)) as bar:
         meter.show(bar, file)
         yield meter
+        meter.finish()

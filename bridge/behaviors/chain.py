@@ -18,8 +18,8 @@ _RESULT = re.compile(r"=\s*([$€£]?)\s*\Z")
 RESTATED = ("We are told: {0}", "The question says: {0}", "Recall: {0}")
 TRIED = ("Let us try {0} at once.", "Could we work out {0} now?", "Perhaps we can go straight to {0}.")
 MISSING = (
-    "The number in place of ? is {0}, which we have not worked out yet, so we go back.",
-    "That needs {0}, which is not worked out yet; first things first.",
+    "In place of ? we need {0}, and that is not worked out yet, so we go back.",
+    "That takes {0}, which is not worked out yet; first things first.",
     "We still lack {0}, so this has to wait.",
 )
 

@@ -167,12 +167,13 @@ class PublicTask(Task, Generic[S]):
         question = item.question
         if frame == "plain" and self.instruction:
             question = f"{question}\n\n{self.instruction}"
+        work = self.work(item, writer, seed) or ""
         return Example(
             id=id_,
             prompt=frames.turns(frame, question),
-            response=frames.worked(frame, self.work(item, writer, seed) or "", item.gold),
+            response=frames.worked(frame, work, item.gold),
             gold=item.gold,
-            extra={"question": item.question},
+            extra={"question": item.question, "work": work},
         )
 
 
