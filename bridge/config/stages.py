@@ -136,7 +136,7 @@ class DataSettings(StageSettings):
     """Which split. The splits of a task never share a problem (but see `rl_share` of public data). `sft` rows hold
     worked solutions."""
     size: Positive | None = None
-    """Number of rows. Without it, all that a public data set has; igsm needs it."""
+    """Number of rows. Without it, all that a public data set has; other tasks need it."""
     behavior: Annotated[Behavior, BeforeValidator(_named_behavior)] = Behavior()
     """`vanilla`, `bridge`, or a mapping of behavior settings. Only the wording changes, never the problems."""
     tokenizer: bool = False

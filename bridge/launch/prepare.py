@@ -14,7 +14,7 @@ from bridge.config.experiment import Point, parse_overrides, points, with_overri
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile, allocation, processes
 from bridge.config.stages import STAGE_KINDS, DataSettings, SftSettings, seconds
-from bridge.config.tasks import IgsmSettings, OwnTask, TaskSettings
+from bridge.config.tasks import FileTask, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
@@ -105,12 +105,12 @@ def _task_files(found: Sequence[Point]) -> dict[str, bytes]:
 
 
 def _check_sizes(graph: Graph, name: str) -> None:
-    """A data stage without `size`, of a task that has no end."""
+    """A data stage without `size`, of a task that may have no end."""
     for node in graph.stages:
         for element in node.elements:
             settings, task = element.settings, element.task
-            if isinstance(settings, DataSettings) and isinstance(task, IgsmSettings) and settings.size is None:
-                raise UserError(f"{name}: stages.{node.name}.size: is required: the problems of igsm have no end")
+            if isinstance(settings, DataSettings) and settings.size is None and not isinstance(task, FileTask):
+                raise UserError(f"{name}: stages.{node.name}.size: is required: only public data sets have an end")
 
 
 def _check_resources(graph: Graph, profile: Profile, name: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bridge import behaviors
 from bridge.config.stages import Behavior, DataSettings, Starts
-from bridge.config.tasks import IgsmSettings, Style, TaskSettings
+from bridge.config.tasks import FileTask, IgsmSettings, Style, TaskSettings
 from bridge.errors import UserError
 from bridge.progress import progress
 from bridge.stages.job import Job
@@ -51,6 +51,8 @@ def write_split(
     source = load_task(task)
     if data.behavior != Behavior() and not source.worded:
         raise UserError(f"task {task.name}: has no steps that a behavior could be injected into; leave `behavior` out")
+    if data.size is None and not isinstance(task, FileTask):
+        raise UserError(f"task {task.name}: size: is required: only public data sets have an end")
     style = task.style if isinstance(task, IgsmSettings) else Style()
     write = behaviors.writer(data.behavior, style) if source.worded else None
     rejected: Counter[str] = Counter()
