@@ -10,6 +10,7 @@ from typing import NamedTuple
 MARK = re.compile(r"<<([^<>\n=]*)=([^<>\n=]*)>>")
 """A calculator mark: `<<48/2=24>>`."""
 NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
+_RESULT = re.compile(r"\s*(-?(?:\d+(?:\.\d+)?|\.\d+))\s*")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[()+*/-]")
 
 Tokens = list[Fraction | str]
@@ -45,13 +46,13 @@ class Chain(NamedTuple):
         found: list[Step] = []
         for at, line in enumerate(self.lines):
             for mark in MARK.finditer(line):
-                tokens, value = tokens_of(mark[1]), tokens_of(mark[2])
-                if tokens is None or value is None or len(value) != 1 or not isinstance(value[0], Fraction):
+                tokens, result = tokens_of(mark[1]), _RESULT.fullmatch(mark[2])
+                if tokens is None or result is None:
                     continue
                 operands = tuple(token for token in tokens if isinstance(token, Fraction))
                 earlier = {step.value: number for number, step in enumerate(found)}
                 parents = tuple(-1 if operand in asked else earlier.get(operand, -1) for operand in operands)
-                found.append(Step(at, mark[1], operands, value[0], parents))
+                found.append(Step(at, mark[1], operands, Fraction(result[1]), parents))
         return found
 
 
