@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from bridge.config.experiment import Experiment
 from bridge.config.profile import Allocation, Profile
-from bridge.config.stages import STAGE_KINDS, Behavior, Resources, StageSettings
+from bridge.config.stages import STAGE_KINDS, Behavior, Resources, StageSettings, Starts
 from bridge.config.tasks import TASKS, OwnTask, Style
 
 HEAD = """\
@@ -80,6 +80,7 @@ def page() -> str:
     parts += [
         section("`resources` of a stage", Resources),
         section("`behavior` of a data stage", Behavior),
+        section("`starts` of an rl stage", Starts),
         *(section(f"Task `{name}`", model, leave_out=frozenset({"name"})) for name, model in TASKS.items()),
         section("`style` of the task `igsm`", Style),
         section("A task of yours", OwnTask),

@@ -271,6 +271,8 @@ class RlSettings(OptimizerSettings):
     """The probability ratio is clipped to 1 ± this."""
     kl: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of the k3 estimate of KL(policy ‖ starting model)."""
+    starts: Starts | None = None
+    """Begin inside the worked solutions of the data (R³, docs/tasks.md); without it, at the question."""
     mask_truncated: bool = False
     """Leave completions that hit `max_new_tokens` out of the loss; otherwise they count with their reward."""
     format_reward: Annotated[float, Field(ge=0)] = 0.0

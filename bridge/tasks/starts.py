@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from bridge.config.stages import Starts
 
+_MARKER = re.compile(r"(?:\A|\n)[ \t]*####")
 _LINE = re.compile(r"\n+")
 _SENTENCE = re.compile(r"\n+|(?<=[.!?])[\"')\]]*\s+(?=[^\s])")
 
@@ -55,7 +56,9 @@ def stage_of(step: int, steps: int, starts: int) -> int:
     return starts - 1 - min(step * starts // max(steps, 1), starts - 1)
 
 
-def answer_begins(text: str, prefix: str = "") -> int:
-    """The offset at which a demonstration's answer marker begins: `####`, or the end of the think block."""
-    found = [at for at in (text.rfind("\n####"), text.find("\n</think>")) if at >= 0]
-    return min(found) if found else len(text)
+def answer_begins(text: str) -> int:
+    """The offset at which a demonstration's answer begins: the end of the think block, or else the last `####` line."""
+    found = text.find("\n</think>")
+    if found < 0:
+        found = max((match.start() for match in _MARKER.finditer(text)), default=len(text))
+    return found

@@ -452,3 +452,20 @@ def test_an_unknown_setting_or_task_is_refused_with_the_nearest_name() -> None:
     assert refused({"levl": "easy"}).startswith("exp.yaml: task.name: is required; known: igsm, gsm8k, svamp")
     assert "task.level: input should be 'high' or 'middle'" in refused({"name": "race", "level": "hihg"})
     assert "task.sha256: must be 64 hexadecimal digits" in refused({"name": "race", "sha256": "abc"})
+
+
+JOBS = Path(__file__).parents[3] / "jobs"
+
+
+@pytest.mark.parametrize(("name", "stages"), [("gsm8k.yaml", {"rl": 6, "train_data": 2}), ("r3-gsm8k.yaml", {"rl": 9})])
+def test_the_shipped_experiments_are_planned_without_a_model_or_a_network(
+    tmp_path: Path, name: str, stages: dict[str, int]
+) -> None:
+    from bridge.launch.prepare import prepare
+
+    write_jsonl(tmp_path / "train.jsonl", [gsm8k(n) for n in range(9)])
+    write_jsonl(tmp_path / "test.jsonl", [gsm8k(n) for n in range(50, 53)])
+    graph = prepare(JOBS / name, [f"task.path={tmp_path}"], "example-a100").graph
+    assert {stage: len(graph.stage(stage).elements) for stage in stages} == stages
+    with pytest.raises(UserError, match=r"task gsm8k: path: \./nowhere/x: there is no such file or folder"):
+        prepare(JOBS / name, ["task.path=./nowhere/x"], "example-a100")
