@@ -416,7 +416,7 @@ def evaluate(
         str, typer.Argument(metavar="MODEL", help="A model folder, or a hub name with its owner (OWNER/NAME).")
     ],
     task: Annotated[
-        str, typer.Option(metavar="T", help="A task (igsm), a dataset artifact, or a .parquet/.jsonl file.")
+        str, typer.Option(metavar="T", help="A task (igsm, gsm8k, my.py:Task), a dataset artifact, or a data file.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the evaluation goes.")],
     samples: Annotated[int, typer.Option(min=1, help="Answers per problem.")] = 8,

@@ -29,6 +29,9 @@ class Style(Settings):
 class AnyTask(Settings):
     """What every task's settings have."""
 
+    name: str
+    """Which task."""
+
     def identity(self) -> dict[str, Any]:
         """What decides the problems, for fingerprints."""
         return self.model_dump(mode="json")
@@ -96,6 +99,8 @@ class FileTask(AnyTask):
     """Part of the training questions that go to `val`, where the data have no development set of their own."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Part of all questions that goes to `test`, where the data have no test set of their own."""
+    instruction: str = ""
+    """Stands after each question in frame `plain`; "" leaves it out."""
     frame: Literal["plain", "think"] = "plain"
     """A response is the work and a line `#### ANSWER`; or a system turn, think and answer tags and a boxed answer."""
 

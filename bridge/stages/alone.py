@@ -19,7 +19,7 @@ from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.stages import DataSettings, EvalSettings
-from bridge.config.tasks import OWN, TASKS, IgsmSettings, OwnTask, TaskSettings
+from bridge.config.tasks import OWN, TASKS, FileTask, IgsmSettings, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import digest
@@ -183,7 +183,7 @@ def _run_eval(work: Path, chosen: EvalSettings, task: TaskSettings, inputs: Json
 
     inputs.setdefault("data", work / "data")
     if inputs["data"] == work / "data":
-        _test_split(work / "data", task, chosen.limit or 500)
+        _test_split(work / "data", task, None if isinstance(task, FileTask) else chosen.limit or 500)
     stop = StopFlag()
     stop.listen()
     try:
@@ -193,7 +193,7 @@ def _run_eval(work: Path, chosen: EvalSettings, task: TaskSettings, inputs: Json
     seal(work / "out", "eval", fingerprint, "bridge-rl eval", summary)
 
 
-def _test_split(folder: Path, task: TaskSettings, size: int) -> None:
+def _test_split(folder: Path, task: TaskSettings, size: int | None) -> None:
     from bridge.stages import data
 
     if not (folder / "dataset.json").is_file():

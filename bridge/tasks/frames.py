@@ -56,7 +56,7 @@ def prefix(frame: str) -> str:
 def worked(frame: str, work: str, answer: str) -> str | None:
     """A response of work in any words and an answer. Without work, frame `think` has no response."""
     if frame == "plain":
-        return f"{work}{_PLAIN_ANSWER}{answer}".lstrip("\n")
+        return f"{work}{_PLAIN_ANSWER}{answer}" if work else f"{_PLAIN_ANSWER.lstrip()}{answer}"
     return f"{_PREFIX}{work}\n</think>{_ANSWERED}{answer}{_END}" if work else None
 
 

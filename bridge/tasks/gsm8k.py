@@ -10,7 +10,7 @@ from bridge.errors import UserError
 from bridge.tasks import r3
 from bridge.tasks.base import Writer
 from bridge.tasks.chain import Chain, plain
-from bridge.tasks.public import Item, PublicTask, Reject, text, worked_item
+from bridge.tasks.public import Item, PublicTask, Reject, number, text, worked_item
 from bridge.tasks.streams import stream
 
 
@@ -24,12 +24,15 @@ class Gsm8k(PublicTask[Gsm8kSettings]):
 
     def items(self, where: str, record: Mapping[str, Any]) -> Iterator[Item | Reject]:
         if r3.is_r3(record):
-            yield worked_item(where, record)
+            item = worked_item(where, record)
+            number(where, item.gold)
+            yield item
             return
         question, answer = text(where, record, "question"), text(where, record, "answer")
         work, marker, gold = answer.rpartition("####")
         if not marker or not gold.strip() or "####" in work:
             raise UserError(f"{where}: `answer` must end with one line `#### NUMBER`")
+        number(where, gold)
         yield Item(question, gold.strip(), work.strip())
 
     def work(self, item: Item, writer: Writer | None, seed: int) -> str | None:

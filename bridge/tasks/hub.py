@@ -18,7 +18,7 @@ def locate(settings: FileTask, task: PublicTask[FileTask]) -> FileTask:
 
     Raises UserError if there are none, or not those that `sha256` names.
     """
-    what = f"task {settings.name}: path: {settings.path}"  # type: ignore[attr-defined]
+    what = f"task {settings.name}: path: {settings.path}"
     root = Path(settings.path).expanduser().absolute()
     if not root.exists():
         if settings.path.count("/") != 1 or settings.path.startswith((".", "~", "/")):

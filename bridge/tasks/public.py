@@ -12,8 +12,8 @@ from bridge.config.tasks import FileTask
 from bridge.errors import UserError
 from bridge.tasks import files, frames, r3
 from bridge.tasks.base import Example, Split, Task, Writer
-from bridge.tasks.chain import Chain
 from bridge.tasks.files import Pool
+from bridge.tasks.grading import canonical
 from bridge.tasks.streams import stream
 
 S = TypeVar("S", bound=FileTask)
@@ -55,11 +55,6 @@ class PublicTask(Task, Generic[S]):
         """The one of `variants` that the settings choose."""
         return ""
 
-    @property
-    def instruction(self) -> str:
-        """What stands after each question in frame `plain`."""
-        return getattr(self.settings, "instruction", "")
-
     def items(self, where: str, record: Mapping[str, Any]) -> Iterator[Item | Reject]:
         """The questions of a record, or why it cannot be used. Raises UserError, beginning with `where`, if broken."""
         raise NotImplementedError
@@ -89,7 +84,7 @@ class PublicTask(Task, Generic[S]):
             ranks = [_fraction(item.question, seed) for _, item in self._accepted(found, split, Counter())]
             if len(ranks) < size:
                 raise UserError(
-                    f"task {self.settings.name}: size {size}: {self.settings.path} has {len(ranks)} rows for split "  # type: ignore[attr-defined]
+                    f"task {self.settings.name}: size {size}: {self.settings.path} has {len(ranks)} rows for split "
                     f"{split}; ask for fewer, or leave size out for all of them"
                 )
             drawn = set(sorted(range(len(ranks)), key=ranks.__getitem__)[:size])
@@ -100,7 +95,7 @@ class PublicTask(Task, Generic[S]):
                 yield self._example(id_, item, writer, seed)
         if empty:
             there = ", ".join(f"{len(paths)} {pool} files" for pool, paths in found.items())
-            raise UserError(f"task {self.settings.name}: {self.settings.path}: no rows for split {split} in {there}")  # type: ignore[attr-defined]
+            raise UserError(f"task {self.settings.name}: {self.settings.path}: no rows for split {split} in {there}")
 
     def files(self) -> dict[Pool, list[Path]]:
         """The files of each set. Raises UserError if there are none, or if they are not those of the launch."""
@@ -165,8 +160,8 @@ class PublicTask(Task, Generic[S]):
     def _example(self, id_: str, item: Item, writer: Writer | None, seed: int) -> Example:
         frame = self.settings.frame
         question = item.question
-        if frame == "plain" and self.instruction:
-            question = f"{question}\n\n{self.instruction}"
+        if frame == "plain" and self.settings.instruction:
+            question = f"{question}\n\n{self.settings.instruction}"
         work = self.work(item, writer, seed) or ""
         return Example(
             id=id_,
@@ -183,6 +178,16 @@ def text(where: str, record: Mapping[str, Any], field: str, empty: bool = False)
     if not isinstance(value, str) or not (empty or value.strip()):
         raise UserError(f"{where}: `{field}` must be text" + ("" if empty else ", and not empty"))
     return value
+
+
+def number(where: str, value: object) -> str:
+    """A right answer that must be a number, in its exact form: 145.0 is 145. Raises UserError."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"{where}: the answer must be a number")
+    try:
+        return canonical(str(value), "number")
+    except UserError:
+        raise UserError(f"{where}: the answer {value!r} is not a number") from None
 
 
 def worked_item(where: str, record: Mapping[str, Any]) -> Item:
@@ -210,6 +215,3 @@ def _key(question: str) -> bytes:
 def _fraction(question: str, purpose: object) -> float:
     """A number in [0, 1) that the question and the purpose decide."""
     return stream(purpose, " ".join(question.split()))()
-
-
-__all__ = ["Chain", "Item", "PublicTask", "Reject", "options", "text", "worked_item"]

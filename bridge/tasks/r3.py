@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from bridge.config.stages import Starts
 from bridge.errors import UserError
 from bridge.tasks.base import Example
-from bridge.tasks.starts import line_starts
+from bridge.tasks.starts import pieces_given
 
 GIVEN = "\n\n### Response:"
 _ANSWER = re.compile(r"\s*#{3,4}[ \t]*([^#\n]+?)\s*\Z")
@@ -100,7 +100,7 @@ def _cut(row: Example, form: str, starts: Starts) -> list[tuple[str, str]]:
     lines = [line for line in work.split("\n") if line.strip()]
     return [
         (f"{question}{GIVEN} " + "\n".join(lines[:start]), "\n".join(lines[start:]))
-        for start in line_starts(len(lines), starts)
+        for start in pieces_given(len(lines), starts)
     ]
 
 

@@ -18,7 +18,7 @@ _LINE = re.compile(r"\n+")
 _SENTENCE = re.compile(r"\n+|(?<=[.!?])[\"')\]]*\s+(?=[^\s])")
 
 
-def line_starts(count: int, starts: Starts) -> list[int]:
+def pieces_given(count: int, starts: Starts) -> list[int]:
     """How many of `count` pieces are given at each start state, fewest first. One piece or none gives only the bare
     question, M times."""
     most = max(count - 1, 0)
@@ -41,11 +41,11 @@ def token_starts(ids: Sequence[int], ends: Sequence[int], text: str, end: int, s
     room = bisect_left(ends, end + 1)  # tokens that end before the marker
     room = max(min(room, len(ids)), 0)
     if starts.unit == "token":
-        return [min(room, given) for given in line_starts(room, starts)]
+        return [min(room, given) for given in pieces_given(room, starts)]
     pattern = _LINE if starts.unit == "line" else _SENTENCE
     breaks = [match.end() for match in pattern.finditer(text, 0, end) if text[: match.start()].strip()]
     breaks = [at for at in breaks if text[at:end].strip()]
-    given = line_starts(len(breaks) + 1, starts)
+    given = pieces_given(len(breaks) + 1, starts)
     # A token that reaches over the break belongs to what follows: it is not given.
     return [bisect_left(ends, breaks[pieces - 1] + 1) if pieces else 0 for pieces in given]
 

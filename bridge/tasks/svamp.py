@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.config.tasks import SvampSettings
-from bridge.errors import UserError
 from bridge.tasks import r3
 from bridge.tasks.chain import decimal, fold, tokens_of
-from bridge.tasks.grading import canonical
-from bridge.tasks.public import Item, PublicTask, Reject, text, worked_item
+from bridge.tasks.public import Item, PublicTask, Reject, number, text, worked_item
 
 
 class Svamp(PublicTask[SvampSettings]):
@@ -21,23 +19,13 @@ class Svamp(PublicTask[SvampSettings]):
     def items(self, where: str, record: Mapping[str, Any]) -> Iterator[Item | Reject]:
         if r3.is_r3(record):
             item = worked_item(where, record)
-            yield item._replace(gold=_number(where, item.gold))
+            yield item._replace(gold=number(where, item.gold))
             return
         body, question = text(where, record, "Body").strip(), text(where, record, "Question").strip()
-        gold = _number(where, record.get("Answer"))
+        gold = number(where, record.get("Answer"))
         whole = f"{body}{'' if body.endswith(('.', '?', '!', ',')) else ','} {question}"
         work = _worked(text(where, record, "Equation"), gold)
         yield Item(whole, gold, work, str(record.get("ID") or ""))
-
-
-def _number(where: str, value: object) -> str:
-    """The answer in its exact form: 145.0 is 145."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{where}: `Answer` must be a number")
-    try:
-        return canonical(str(value), "number")
-    except UserError:
-        raise UserError(f"{where}: the answer {value!r} is not a number") from None
 
 
 def _worked(equation: str, gold: str) -> str | None:

@@ -28,10 +28,10 @@ from public_rows import (
     write_parquet,
 )
 
-from bridge.config.tasks import FileTask
+from bridge.config.tasks import FileTask, parse_task
 from bridge.errors import UserError
 from bridge.tasks import Example, Split, load_task
-from bridge.tasks.files import pools
+from bridge.tasks.files import FORMS, pools, records
 from bridge.tasks.grading import grade
 
 SPLITS: tuple[Split, ...] = ("sft", "rl", "val", "test")
@@ -223,9 +223,11 @@ BROKEN: list[tuple[str, str, Any, str]] = [
     ("gsm8k", "test.jsonl", {"question": "How many?"}, "line 2: `answer` must be text"),
     ("gsm8k", "test.jsonl", {"question": "How many?", "answer": "Three."}, "line 2: `answer` must end with"),
     ("gsm8k", "test.jsonl", {"question": " ", "answer": "#### 3"}, "line 2: `question`"),
+    ("gsm8k", "test.jsonl", {"question": "How?", "answer": "#### many"}, "line 2: the answer 'many' is not a number"),
+    ("gsm8k", "test.jsonl", {"question": "How?", "answer_value": "x"}, "line 2: the answer 'x' is not a number"),
     ("gsm8k", "test.jsonl", ["x"], "line 2: a row must be an object"),
     ("svamp", "test.jsonl", {**svamp(1), "Answer": "many"}, "line 2: the answer 'many' is not a number"),
-    ("svamp", "test.jsonl", {**svamp(1), "Answer": None}, "line 2: `Answer` must be a number"),
+    ("svamp", "test.jsonl", {**svamp(1), "Answer": None}, "line 2: the answer must be a number"),
     ("svamp", "test.jsonl", {**svamp(1), "Body": 3}, "line 2: `Body` must be text"),
     ("arc", "test.jsonl", {**arc(1), "answerKey": "F"}, "line 2: `answerKey` must be one of the labels"),
     ("arc", "test.jsonl", {"id": "x", "question": "Why?", "choices": "A, B"}, "line 2: `choices`"),
@@ -469,3 +471,56 @@ def test_the_shipped_experiments_are_planned_without_a_model_or_a_network(
     assert {stage: len(graph.stage(stage).elements) for stage in stages} == stages
     with pytest.raises(UserError, match=r"task gsm8k: path: \./nowhere/x: there is no such file or folder"):
         prepare(JOBS / name, ["task.path=./nowhere/x"], "example-a100")
+
+
+# ---- whatever stands in a file
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.text(max_size=6)
+    | st.sampled_from(["A", "D", "neutral", "#### 3"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["text", "label", "stem"]), inner),
+    max_leaves=6,
+)
+FIELDS = sorted(
+    {field for row in (*GOOD.values(), arc_hub(1), nli_hub(1)) for field in row} | {"answer_value", "output"}
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(sorted(GOOD)), change=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+def test_any_row_is_read_or_refused_with_its_line(
+    tmp_path_factory: pytest.TempPathFactory, name: str, change: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    write_jsonl(folder / "test.jsonl", [GOOD[name], {**GOOD[name], **change}])
+    try:
+        found = rows(task(name, folder), "test")
+    except UserError as error:
+        assert f"{folder / 'test.jsonl'}, line 2" in str(error)
+    else:
+        assert 1 <= len(found) <= 4 and all(row.gold and row.prompt for row in found)
+
+
+@settings(max_examples=150, deadline=None)
+@given(suffix=st.sampled_from(FORMS), content=st.binary(max_size=80) | st.text(max_size=80).map(str.encode))
+def test_any_bytes_are_read_or_refused_with_their_file(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, content: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("data") / f"test{suffix}"
+    file.write_bytes(content)
+    try:
+        list(records(file))
+    except UserError as error:
+        assert str(file) in str(error)
+
+
+@pytest.mark.parametrize("name", ["igsm", "gsm8k", "svamp", "arc", "mnli", "snli", "race", "dir/my.py:Task"])
+def test_settings_survive_the_way_to_a_job(name: str) -> None:
+    """As the record of a run, and the message to a worker, hold them: JSON."""
+    extra = {"target": [1, 2], "deep": {"x": 0.5}} if ":" in name else {}
+    found = parse_task({"name": name, "sha256": "0" * 64, **extra} if name != "igsm" else {"name": name})
+    assert parse_task(json.loads(json.dumps(found.model_dump(mode="json"))), strict=False) == found
+    assert {"path", "file"} & set(found.identity()) == set()

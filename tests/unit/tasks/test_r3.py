@@ -16,7 +16,7 @@ from bridge.config.stages import DataSettings, Starts
 from bridge.errors import UserError
 from bridge.stages.data import write_split
 from bridge.tasks import Example, load_task
-from bridge.tasks.starts import answer_begins, line_starts, stage_of, token_starts
+from bridge.tasks.starts import answer_begins, pieces_given, stage_of, token_starts
 from bridge.tasks.tables import read_examples
 
 REAL = Path("/work/shared/data/gsm8k")
@@ -39,21 +39,21 @@ REAL = Path("/work/shared/data/gsm8k")
 )
 def test_the_rule_by_hand(lines: int, given_lines: list[int]) -> None:
     """min(n - 1, round(i n / 5)), half to even: 0.4 0.8 1.2 1.6 of two lines round to 0 1 1 2, and 2 becomes 1."""
-    assert line_starts(lines, Starts()) == given_lines
+    assert pieces_given(lines, Starts()) == given_lines
 
 
 def test_the_counts_of_the_released_four_line_chains() -> None:
     """Of R³'s released mix, chains of four lines start after 0, 1, 2, 3 lines in proportions 1 : 1 : 2 : 1."""
-    given_lines = line_starts(4, Starts())
+    given_lines = pieces_given(4, Starts())
     assert [given_lines.count(lines) for lines in range(4)] == [1, 1, 2, 1]
 
 
 @given(count=st.integers(0, 400), m=st.integers(2, 100))
 def test_start_states_rise_from_the_question_and_leave_something_to_do(count: int, m: int) -> None:
-    found = line_starts(count, Starts(m=m))
+    found = pieces_given(count, Starts(m=m))
     assert len(found) == m and found[0] == 0 and found == sorted(found)
     assert found[-1] <= max(count - 1, 0)
-    assert line_starts(count, Starts(m=m, from_question=False)) == found[1:]
+    assert pieces_given(count, Starts(m=m, from_question=False)) == found[1:]
 
 
 @given(steps=st.integers(1, 300), starts=st.integers(1, 12))
