@@ -32,7 +32,7 @@ class Gsm8k(PublicTask[Gsm8kSettings]):
         work, marker, gold = answer.rpartition("####")
         if not marker or not gold.strip() or "####" in work:
             raise UserError(f"{where}: `answer` must end with one line `#### NUMBER`")
-        number(where, gold)
+        number(where, gold.strip())
         yield Item(question, gold.strip(), work.strip())
 
     def work(self, item: Item, writer: Writer | None, seed: int) -> str | None:
