@@ -75,8 +75,11 @@ def write_split(
             rows = r3.write(temporary, counted(), source.answer_kind, R3_FORM[data.split], Starts())
         else:
             rows = write_table(counted(), data.split, task.name, temporary, facts)
-        if not answers:
-            raise UserError(f"task {task.name}: gave no rows for split {data.split}")
+        if answers.total() < (data.size or 1):
+            raise UserError(
+                f"task {task.name}: has {answers.total()} rows for split {data.split}, not the {data.size or 1} asked "
+                "for; ask for fewer"
+            )
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

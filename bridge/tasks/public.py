@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -30,7 +31,7 @@ class Item(NamedTuple):
     """The data's own name for it."""
 
 
-Reject = Literal["no_label", "no_answer"]
+Reject = Literal["no_label"]
 
 
 class PublicTask(Task, Generic[S]):
@@ -55,9 +56,9 @@ class PublicTask(Task, Generic[S]):
         """The one of `variants` that the settings choose."""
         return ""
 
+    @abstractmethod
     def items(self, where: str, record: Mapping[str, Any]) -> Iterator[Item | Reject]:
         """The questions of a record, or why it cannot be used. Raises UserError, beginning with `where`, if broken."""
-        raise NotImplementedError
 
     def work(self, item: Item, writer: Writer | None, seed: int) -> str | None:
         """The worked solution of an item, as it is to be learnt."""
@@ -89,10 +90,10 @@ class PublicTask(Task, Generic[S]):
                 )
             drawn = set(sorted(range(len(ranks)), key=ranks.__getitem__)[:size])
         empty = True
-        for number, (id_, item) in enumerate(self._accepted(found, split, rejected)):
+        for number, (name, item) in enumerate(self._accepted(found, split, rejected)):
             empty = False
             if drawn is None or number in drawn:
-                yield self._example(id_, item, writer, seed)
+                yield self._example(name, item, writer, seed)
         if empty:
             there = ", ".join(f"{len(paths)} {pool} files" for pool, paths in found.items())
             raise UserError(f"task {self.settings.name}: {self.settings.path}: no rows for split {split} in {there}")
@@ -114,15 +115,10 @@ class PublicTask(Task, Generic[S]):
         """(id, item) of everything that belongs to a split, once."""
         test = next((pool for pool in self.test_pools if pool in found), None)
         dev: Pool | None = "dev" if "dev" in found and test != "dev" else None
-        held: list[tuple[Pool, str]] = []
-        pool_of: dict[Split, Pool | None] = {"test": test, "val": dev}
-        own = pool_of.get(split)
-        if split != "test" and test:
-            held.append((test, "in_test"))
-        if split in ("sft", "rl") and dev:
-            held.append((dev, "in_val"))
-        seen = {key: why for pool, why in held for key in map(_key, self._questions(found[pool]))}
-        for pool in [own] if own else [pool for pool in found if pool not in (test, dev) and pool != "test"]:
+        own = test if split == "test" else dev if split == "val" else None
+        apart = {"in_val": dev if split in ("sft", "rl") else None, "in_test": test if split != "test" else None}
+        seen = {key: why for why, pool in apart.items() if pool for key in map(_key, self._questions(found[pool]))}
+        for pool in [own] if own else [pool for pool in found if pool not in (test, dev, "test")]:
             for number, item in enumerate(self._read(found[pool])):
                 if isinstance(item, str):
                     rejected[item] += 1
@@ -157,14 +153,14 @@ class PublicTask(Task, Generic[S]):
                     raise UserError(f"{where}: a row must be an object")
                 yield from self.items(where, record)
 
-    def _example(self, id_: str, item: Item, writer: Writer | None, seed: int) -> Example:
+    def _example(self, name: str, item: Item, writer: Writer | None, seed: int) -> Example:
         frame = self.settings.frame
         question = item.question
         if frame == "plain" and self.settings.instruction:
             question = f"{question}\n\n{self.settings.instruction}"
         work = self.work(item, writer, seed) or ""
         return Example(
-            id=id_,
+            id=name,
             prompt=frames.turns(frame, question),
             response=frames.worked(frame, work, item.gold),
             gold=item.gold,
@@ -172,11 +168,11 @@ class PublicTask(Task, Generic[S]):
         )
 
 
-def text(where: str, record: Mapping[str, Any], field: str, empty: bool = False) -> str:
-    """A field that must be text. Raises UserError."""
+def text(where: str, record: Mapping[str, Any], field: str) -> str:
+    """A field that must be text, and not empty. Raises UserError."""
     value = record.get(field)
-    if not isinstance(value, str) or not (empty or value.strip()):
-        raise UserError(f"{where}: `{field}` must be text" + ("" if empty else ", and not empty"))
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{where}: `{field}` must be text, and not empty")
     return value
 
 

@@ -108,6 +108,13 @@ def test_a_behavior_needs_a_task_that_words_its_solutions(folder: Path) -> None:
     assert "leave `behavior` out" in done.stderr and not (folder / "x.parquet").exists()
 
 
+def test_fewer_rows_than_asked_for_are_refused(folder: Path) -> None:
+    words = ("data", "my_tasks.py:Countdown", "--split", "test", "--size", "500", "-o", "x.parquet", "largest=2")
+    done = bridge(*words, runs=folder / "runs", cwd=folder, check=2)
+    assert re.search(r"has \d+ rows for split test, not the 500 asked for; ask for fewer", done.stderr)
+    assert sorted(path.name for path in folder.iterdir()) == ["countdown.yaml", "my_tasks.py"]
+
+
 def test_the_data_command_takes_the_file(folder: Path) -> None:
     words = ("data", "my_tasks.py:Countdown", "--split", "test", "--size", "5", "-o", "x.parquet", "times=2", "--json")
     summary = json.loads(bridge(*words, runs=folder / "runs", cwd=folder).stdout)
