@@ -13,7 +13,7 @@ import bridge
 from bridge.config.experiment import Point, parse_overrides, points, with_overrides
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile, allocation, processes
-from bridge.config.stages import STAGE_KINDS, DataSettings, SftSettings, seconds
+from bridge.config.stages import STAGE_KINDS, DataSettings, RlSettings, SftSettings, seconds
 from bridge.config.tasks import FileTask, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
@@ -140,11 +140,17 @@ def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:
     for stage, _, element in graph.all_elements():
         for field, source in element.inputs:
             if isinstance(source, External) and source.text.endswith((".json", ".jsonl", ".parquet")):
-                wanted = "response" if isinstance(element.settings, SftSettings) else "gold"
+                settings = element.settings
+                whole = isinstance(settings, SftSettings) or (isinstance(settings, RlSettings) and settings.starts)
+                wanted = (["response"] if whole else []) + ([] if isinstance(settings, SftSettings) else ["gold"])
                 path = externals[source.text]["path"]
                 for number, row in enumerate(read_examples(Path(path)), 1):
-                    if not getattr(row, wanted):
-                        raise UserError(f"stages.{stage}.{field}: {path}: row {number} has no {wanted}")
+                    where = f"stages.{stage}.{field}: {path}: row {number}"
+                    for name in wanted:
+                        if not getattr(row, name):
+                            raise UserError(f"{where} has no {name}")
+                    if whole and row.start:
+                        raise UserError(f"{where} begins inside its worked solution (R³'s mixed form); give whole ones")
 
 
 def load_profile(name: str) -> Profile:

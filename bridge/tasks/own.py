@@ -19,6 +19,7 @@ from bridge.config.tasks import OwnTask
 from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.tasks.base import Task
+from bridge.tasks.grading import KINDS
 
 FOLDER = "own_tasks"
 """Beside the package in a run's code: where the files of own tasks lie."""
@@ -95,8 +96,8 @@ def _class(settings: OwnTask, path: Path) -> Any:
         raise UserError(f"{path}: there is no class {wanted!r}{nearest(wanted, classes)}")
     if not (callable(getattr(cls, "rows", None)) and getattr(cls, "rows", None) is not Task.rows):
         raise UserError(f"{path}: class {wanted} needs a method `rows` (docs/tasks.md)")
-    if getattr(cls, "answer_kind", None) not in ("number", "latex", "choice", "label"):
-        raise UserError(f"{path}: class {wanted} needs `answer_kind`: number, latex, choice or label")
+    if getattr(cls, "answer_kind", None) not in KINDS:
+        raise UserError(f"{path}: class {wanted} needs `answer_kind`, one of {', '.join(KINDS)}")
     return cls
 
 

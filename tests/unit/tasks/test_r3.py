@@ -293,3 +293,30 @@ RELEASED = [
     ("Kim has 4 dozen shirts.", 2),
     ("Jeff had 300 pencils and donated 30%", 2),
 ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("rl: {kind: rl, model: a/b, data: ./mix.json, steps: 1, lr: 1e-6}", None),
+        ("rl: {kind: rl, model: a/b, data: ./mix.json, steps: 1, lr: 1e-6, starts: {}}", "row 1 begins inside"),
+        ("sft: {kind: sft, model: a/b, data: ./mix.json, steps: 1, lr: 1e-6}", "row 1 begins inside"),
+        ("rl: {kind: rl, model: a/b, data: ./test.json, steps: 1, lr: 1e-6}", None),
+        ("rl: {kind: rl, model: a/b, data: ./test.json, steps: 1, lr: 1e-6, starts: {}}", "row 1 has no response"),
+    ],
+)
+def test_a_file_that_a_stage_cannot_use_is_told_at_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, said: str | None
+) -> None:
+    from bridge.launch.prepare import prepare
+
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "mix.json", [MIX])
+    write_json(tmp_path / "test.json", [{"item_id": "x", "question": "2 and 4?", "answer_value": "6"}])
+    text = f"name: x\nmodel: a/b\ntask: {{name: igsm}}\nstages:\n  {stage}\n"
+    (tmp_path / "x.yaml").write_text(text, encoding="utf-8")
+    if said is None:
+        prepare(tmp_path / "x.yaml", [], "local")
+        return
+    with pytest.raises(UserError, match=said):
+        prepare(tmp_path / "x.yaml", [], "local")
