@@ -180,3 +180,24 @@ def test_what_cannot_be_read_to_the_end_is_a_problem(tmp_path: Path) -> None:
     file.write_text(json.dumps({"prompt": "2 + 2?", "gold": "4"}) + '\n{"prompt": "3', encoding="utf-8")
     found = check(file, [])
     assert not found["ok"] and "line 2: not JSON" in found["named"][0]
+
+
+def test_the_stage_pairs_vanilla_and_injected_gsm8k_row_by_row(data: Path, tmp_path: Path) -> None:
+    from bridge.config.stages import BEHAVIORS, Behavior
+    from bridge.stages.data import run
+    from bridge.stages.job import Job
+    from bridge.tasks.tables import read_examples
+
+    found = {}
+    for name, behavior in (("vanilla", Behavior()), ("bridge", BEHAVIORS["bridge"])):
+        settings = DataSettings(kind="data", split="sft", behavior=behavior, tokenizer=True)
+        out = tmp_path / name
+        summary = run(Job("data/0", settings, task("gsm8k", data), {}, out, out, threads=1))
+        assert summary["rows"] == len(read_examples(out)) and "ops" not in summary
+        assert sorted(path.name for path in out.iterdir()) == ["data.parquet", "dataset.json", "tokenizer"]
+        found[name] = read_examples(out)
+    for one, other in zip(found["vanilla"], found["bridge"], strict=True):
+        assert (one.id, one.prompt, one.gold) == (other.id, other.prompt, other.gold)
+        assert one.response is not None and other.response is not None
+        assert set(one.response.split("\n")) <= set(other.response.split("\n"))
+    assert found["vanilla"] != found["bridge"]
