@@ -38,28 +38,30 @@ class Row(NamedTuple):
 def parse(where: str, record: Mapping[str, Any]) -> Row:
     """A row of R³'s JSON. Raises UserError, beginning with `where`."""
     if "answer_value" in record:
-        names, question = ("question", "answer_cot", "answer_value"), record.get("question")
-        rest, gold = record.get("answer_cot"), record["answer_value"]
-        if isinstance(rest, str):
-            rest = _ANSWER.sub("", rest)
+        question, rest = _text(where, record, "question"), record.get("answer_cot")
+        if not isinstance(rest, str | None):
+            raise UserError(f"{where}: `answer_cot` must be text")
+        rest = None if rest is None else _ANSWER.sub("", rest)
+        gold = record["answer_value"]
+        if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not str(gold).strip():
+            raise UserError(f"{where}: `answer_value` must be the answer, as text or a number")
     else:
-        names = ("instruction", "output", "input")
-        question, output, extra = record.get("instruction"), record.get("output"), record.get("input") or ""
+        question, output, extra = _text(where, record, "instruction"), record.get("output"), record.get("input") or ""
         found = _ANSWER.search(output) if isinstance(output, str) else None
         if found is None or not isinstance(extra, str):
             raise UserError(f"{where}: `output` must be text that ends with `### ANSWER`, and `input` text")
-        rest, gold = output[: found.start()], found[1]  # type: ignore[index]
-        question = f"{question}\n{extra}" if extra and isinstance(question, str) else question
-    if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{where}: `{names[0]}` must be text, and not empty")
-    if not isinstance(rest, str | None):
-        raise UserError(f"{where}: `{names[1]}` must be text")
-    if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not str(gold).strip():
-        raise UserError(f"{where}: `{names[2]}` must be the answer, as text or a number")
+        rest, gold = found.string[: found.start()], found[1]
+        question = f"{question}\n{extra}" if extra else question
     asked, mark, start = question.partition(GIVEN)
-    return Row(
-        str(record.get("item_id") or ""), asked, start.removeprefix(" ") if mark else None, rest, str(gold).strip()
-    )
+    given = start.removeprefix(" ") if mark else None
+    return Row(str(record.get("item_id") or ""), asked, given, rest, str(gold).strip())
+
+
+def _text(where: str, record: Mapping[str, Any], field: str) -> str:
+    value = record.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{where}: `{field}` must be text, and not empty")
+    return value
 
 
 def is_r3(record: Mapping[str, Any]) -> bool:
