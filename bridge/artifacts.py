@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -39,12 +39,14 @@ class Seal:
     """What the stage says about its result."""
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+def file_digest(path: Path, report: Callable[[int], object] | None = None) -> str:
+    """SHA-256 of a file, in hexadecimal. `report` is given the number of bytes of each block that was read."""
     hasher = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             hasher.update(block)
+            if report:
+                report(len(block))
     return hasher.hexdigest()
 
 
@@ -58,13 +60,13 @@ def seal(folder: Path, kind: str, fingerprint: str, made_by: str, summary: Mappi
         flush(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": file_digest(path)}
     result = Seal(kind, FORMAT, fingerprint, made_by, files, summary)
-    _write(folder / SEAL, asdict(result))
+    write_json(folder / SEAL, asdict(result))
     for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
         flush(path)
     return result
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """JSON that appears under its name only when it is whole and on disk."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -156,7 +158,7 @@ def prunable(found: Seal) -> list[str]:
 def prune(folder: Path, found: Seal) -> None:
     """Remove the prunable files of an artifact; its seal stays. What is removed is on record before it goes."""
     names = prunable(found)
-    _write(folder / PRUNED, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "files": names})
+    write_json(folder / PRUNED, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "files": names})
     for name in names:
         (folder / name).unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ from bridge.errors import UserError, WorkFailedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from bridge.launch.container import Image
     from bridge.launch.states import ElementState
     from bridge.runs import Run
 
@@ -152,20 +153,19 @@ def launch(
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment. The same experiment again goes on where the run stands, and repeats nothing."""
-    from bridge.launch.prepare import prepare
+    from bridge.launch.prepare import make_run, prepare
     from bridge.launch.submit import require_scheduler
-    from bridge.record import create
     from bridge.runs import runs_folder
 
     planned = prepare(experiment, settings or [], profile)
     if not prepare_only:
-        require_scheduler(planned.profile, profile)
-    run = create(planned.request, runs_folder(runs))
+        require_scheduler(planned.profile, profile, planned.request.image is not None)
+    run, image = make_run(planned, runs_folder(runs))
     if prepare_only:
         facts = {"run": run.id, "dir": str(run.folder), "jobs": {}}
         _print_json(facts) if as_json else sys.stdout.write(f"{run.folder}\n")
         return
-    _launch(run, planned.profile, profile, wait, as_json)
+    _launch(run, planned.profile, profile, wait, as_json, image)
 
 
 @app.command(epilog="Example: bridge-rl resume demo-1a2b3c4d --wait")
@@ -173,20 +173,28 @@ def resume(
     run: RunName,
     runs: Runs = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the end; 0 only if every stage sealed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the image is another than before.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Launch the same run again: only what is not sealed and not in hand."""
+    from bridge.launch.runtime import image_of
     from bridge.runs import open_run, runs_folder
 
     found = open_run(run, runs_folder(runs))
-    _launch(found, found.profile(), found.record["profile_name"], wait, as_json)
+    image = image_of(found.record.get("image"), found.profile(), found.record["externals"])
+    _launch(found, found.profile(), found.record["profile_name"], wait, as_json, image, force)
 
 
-def _launch(run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool) -> None:
+def _launch(
+    run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool, image: Image | None, force: bool = False
+) -> None:
+    from bridge.launch.runtime import require_same
     from bridge.launch.submit import launch as submit
 
+    if not force:
+        require_same(run, image)
     with _interruptible(run):
-        jobs = submit(run, profile, profile_name)
+        jobs = submit(run, profile, profile_name, image)
         if as_json:
             _print_json({"run": run.id, "dir": str(run.folder), "jobs": jobs})
         else:
@@ -249,10 +257,9 @@ def demo(
     import time
 
     from bridge.launch import scores
-    from bridge.launch.prepare import prepare, shipped
+    from bridge.launch.prepare import make_run, prepare, shipped
     from bridge.launch.submit import launch as submit
     from bridge.launch.submit import require_scheduler
-    from bridge.record import create
     from bridge.runs import runs_folder
 
     experiment = shipped("jobs", "demo.yaml")
@@ -260,11 +267,11 @@ def demo(
         raise UserError("jobs/demo.yaml is missing from this installation; install bridge-rl again")
     started = time.monotonic()
     planned = prepare(experiment, [f"seed={seed}"], profile)
-    require_scheduler(planned.profile, profile)
-    run = create(planned.request, runs_folder(runs))
+    require_scheduler(planned.profile, profile, planned.request.image is not None)
+    run, image = make_run(planned, runs_folder(runs))
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
     with _interruptible(run):
-        submit(run, planned.profile, profile)
+        submit(run, planned.profile, profile, image)
         _wait(run)
     result = scores.demo_result(run, time.monotonic() - started)
     if as_json:
@@ -499,4 +506,115 @@ def doctor(profile: ProfileName = "local", runs: Runs = None, as_json: AsJson = 
     found = checks.examine(profile, runs_folder(runs))
     _print_json([c.to_json() for c in found]) if as_json else checks.print_checks(found)
     if not all(check.ok for check in found):
+        raise typer.Exit(1)
+
+
+# ---- images
+
+image = typer.Typer(
+    name="image",
+    help="The containers of containers/images.yaml: build, pull, check and keep them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(image)
+
+ImageName = Annotated[str, typer.Argument(metavar="NAME", help="An image of images.yaml, such as train.")]
+AnyImage = Annotated[str | None, typer.Argument(metavar="[NAME]", help="An image of images.yaml. Default: all.")]
+ImagesFile = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="IMAGES.yaml", help="Default: containers/images.yaml here, else bridge-rl's own."),
+]
+With = Annotated[str | None, typer.Option("--with", metavar="TOOL", help="The tool. Default: the first that is here.")]
+
+
+@image.command("list", epilog="Example: bridge-rl image list")
+def image_list(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """The images, what lies here of them, and what differs from images.yaml. Reads no image."""
+    from bridge.launch.image import look, store
+
+    found = look.overview(store.open_source(file), name)
+    _print_json(found) if as_json else look.print_overview(found)
+
+
+@image.command("build", epilog="Example: bridge-rl image build train FLASH_ATTN=0 --with buildah")
+def image_build(
+    name: ImageName,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="FLASH_ATTN=80;90 or 0; MAX_JOBS=4.")
+    ] = None,
+    tool: With = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="BASE", help="A stand-in: an archive, or an address with a digest.")
+    ] = None,
+    mirror: Annotated[
+        Path | None, typer.Option("--mirror", metavar="DIR", help="What `image mirror` saved; no index is asked.")
+    ] = None,
+    file: ImagesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build an image: a SIF with apptainer or singularity, an OCI archive with buildah, podman or docker."""
+    from bridge.launch.image import build, look, store
+
+    source = store.open_source(file)
+    record = build.build(source, name, settings or [], tool, base, mirror)
+    folder = store.images_folder(source)
+    _print_json(look.facts(record, folder)) if as_json else look.print_made(record, folder)
+
+
+@image.command("pull", epilog="Example: bridge-rl image pull train")
+def image_pull(name: ImageName, tool: With = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Bring a published image by its digest, with apptainer, singularity or skopeo, and check it."""
+    from bridge.launch.image import look, pull, store
+
+    source = store.open_source(file)
+    record = pull.pull(source, name, tool)
+    folder = store.images_folder(source)
+    _print_json(look.facts(record, folder)) if as_json else look.print_made(record, folder)
+
+
+@image.command("verify", epilog="Example: bridge-rl image verify train")
+def image_verify(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Read the images that lie here, every byte, and compare them with their records and with images.yaml."""
+    from bridge.launch.image import look, store
+
+    rows = look.verify(store.open_source(file), name)
+    _print_json(rows) if as_json else look.print_verified(rows)
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(1)
+
+
+@image.command("sbom", epilog="Example: bridge-rl image sbom train")
+def image_sbom(name: ImageName, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Write the bill of materials (CycloneDX) beside each image of that name. `build` and `pull` do so too."""
+    from bridge.launch.image import look, store
+
+    written = look.sbom(store.open_source(file), name)
+    _print_json(written) if as_json else sys.stdout.write("".join(f"{path}\n" for path in written))
+
+
+@image.command("mirror", epilog="Example: bridge-rl image mirror /shared/mirror train")
+def image_mirror(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to keep it; about 5 GB and the base.")],
+    name: AnyImage = None,
+    file: ImagesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Save base and packages for a day when upstream deletes them. The same command again goes on."""
+    from bridge.launch.image import index, look, mirror, store
+
+    source = store.open_source(file)
+    saved = mirror.save(source, name, index.Index(index.index_url()), folder)
+    _print_json(saved) if as_json else look.print_saved(saved)
+
+
+@image.command("check", epilog="Example: bridge-rl image check")
+def image_check(name: AnyImage = None, file: ImagesFile = None, as_json: AsJson = False) -> None:
+    """Which locked files and bases no longer exist upstream. 1 if any is gone or could not be asked for."""
+    from bridge.launch.image import index, look, mirror, store
+
+    source = store.open_source(file)
+    found = mirror.check(source, name, index.Index(index.index_url()))
+    _print_json(found) if as_json else look.print_check(found)
+    if not found["ok"]:
         raise typer.Exit(1)

@@ -278,22 +278,27 @@ def model_name(source: Edge | External) -> str:
 # ---- graph → fingerprints
 
 
-def fingerprints(graph: Graph, code: str, externals: Mapping[str, str]) -> dict[tuple[str, int], str]:
+def fingerprints(
+    graph: Graph, code: str, externals: Mapping[str, str], images: Mapping[str, str]
+) -> dict[tuple[str, int], str]:
     """The fingerprint of each element's artifact, from everything that makes it.
 
     Args:
         graph: the graph.
         code: digest of the code that the jobs run.
         externals: text of an external input → digest of its content.
+        images: kind of a stage → digest of what its image is built from; only kinds that run in one.
     """
     found: dict[tuple[str, int], str] = {}
+    kinds = {node.name: node.kind for node in graph.stages}
     for stage, index, element in graph.all_elements():
         identity = _identity(element)
         identity["inputs"] = {
             field: found[source.stage, source.element] if isinstance(source, Edge) else externals[source.text]
             for field, source in element.inputs
         }
-        found[stage, index] = digest({**identity, "format": FORMAT, "code": code})
+        image = {"image": images[kinds[stage]]} if kinds[stage] in images else {}
+        found[stage, index] = digest({**identity, **image, "format": FORMAT, "code": code})
     return found
 
 

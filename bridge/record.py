@@ -54,18 +54,25 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
     """The absolute path (or hub name) of one input, and a digest of its content. `where` is for messages."""
     path = user_path(text).absolute()
     if path.is_dir():
-        return {"path": str(path), "digest": _folder_digest(path, wanted, where)}
+        return {"path": str(path), "digest": _folder_digest(path, wanted, where), "binds": places(path)}
     if path.is_file() and wanted == "dataset":
         if path.suffix not in (".parquet", ".jsonl", ".json"):
             raise UserError(
                 f"{where}: {text}: a data file must be .parquet, .jsonl or R³'s .json, or an artifact folder"
             )
-        return {"path": str(path), "digest": file_digest(path)}
+        return {"path": str(path), "digest": file_digest(path), "binds": places(path)}
     if path.exists():
         raise UserError(f"{where}: {text}: is no folder; a {wanted} is wanted")
     if wanted == "model" and text.count("/") == 1 and not text.startswith((".", "~", "/")):
         return {"path": text, "digest": digest(["hub", text])}  # a hub name; transformers looks it up
     raise UserError(f"{where}: {text}: there is no such file or folder ({path})")
+
+
+def places(path: Path) -> list[str]:
+    """What must be seen inside an image, so that an input can be read: itself, and folders that links in it lead to."""
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    targets = {file.resolve().parent for file in files if file.is_symlink() and file.exists()}
+    return [str(path), *sorted(str(folder) for folder in targets if not folder.is_relative_to(path))]
 
 
 def _folder_digest(path: Path, wanted: str, where: str) -> str:
@@ -123,9 +130,14 @@ class Request:
     """Digest of the code."""
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     """Files of the user's own that travel with the code: name in its folder → content."""
+    image: Json | None = None
+    """What the image is built from; None where no stage runs in one."""
+    images: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Kind of a stage → digest of what its image is built from; only kinds that run in one."""
 
     def fingerprints(self) -> dict[tuple[str, int], str]:
-        return fingerprints(self.graph, self.code, {text: e["digest"] for text, e in self.externals.items()})
+        digests = {text: e["digest"] for text, e in self.externals.items()}
+        return fingerprints(self.graph, self.code, digests, self.images)
 
     @property
     def run_id(self) -> str:
@@ -134,8 +146,11 @@ class Request:
         return f"{self.graph.name}-{digest([prints, self.profile_name])[:8]}"
 
 
-def create(request: Request, runs: Path) -> Run:
-    """The run directory for a request: the one that is there already, or a new one, published by one rename."""
+def create(request: Request, runs: Path, image: Json | None = None) -> Run:
+    """The run directory for a request: the one that is there already, or a new one, published by one rename.
+
+    `image` is what the record says of the image as it is here.
+    """
     if "\\" in str(runs):
         raise UserError(f"{runs}: the runs folder must have no backslash in its path: Slurm reads one in its own way")
     run = Run(runs / request.run_id)
@@ -145,7 +160,7 @@ def create(request: Request, runs: Path) -> Run:
     try:
         runs.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
-        _fill(temporary, request, run.id)
+        _fill(temporary, request, run.id, image)
         try:
             temporary.rename(run.folder)
         except OSError:
@@ -160,7 +175,7 @@ def create(request: Request, runs: Path) -> Run:
     return run
 
 
-def _fill(folder: Path, request: Request, run_id: str) -> None:
+def _fill(folder: Path, request: Request, run_id: str, image: Json | None) -> None:
     for name, path in code_files().items():
         target = folder / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -188,6 +203,7 @@ def _fill(folder: Path, request: Request, run_id: str) -> None:
         "externals": dict(request.externals),
         "code": {"digest": request.code, "commit": commit, "uncommitted_changes": bool(diff)},
         "versions": _versions(),
+        "image": {**request.image, **image} if request.image and image else request.image,
         "launched_by": {"user": _user(), "host": socket.gethostname(), "command": sys.argv},
         "stages": _stages(request),
     }

@@ -73,7 +73,9 @@ if [ -r /mnt/env ]; then
   set +a
 fi
 export HOME="$work" TMPDIR="$work/tmp" MAX_JOBS SOURCE_DATE_EPOCH
-export PATH="$venv/bin:/usr/local/cuda/bin:$PATH" CUDA_HOME=/usr/local/cuda
+export PATH="$venv/bin:/usr/local/cuda/bin:$PATH"
+# DeepSpeed's build asks the compiler of CUDA for its version if there is this name, and fails if there is no compiler.
+if [ -x /usr/local/cuda/bin/nvcc ]; then export CUDA_HOME=/usr/local/cuda; else unset CUDA_HOME; fi
 # Without a fixed seed the order of some lists in DeepSpeed's metadata, and of sets in compiled files, is by chance.
 export PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
 export UV_CACHE_DIR="$work/cache" UV_NO_CONFIG=1 UV_PYTHON_INSTALL_DIR=/opt/python UV_PYTHON_INSTALL_BIN=0

@@ -88,19 +88,6 @@ base() {
   echo "$made"
 }
 
-# What this machine needs to reach its package index, for /mnt while building.
-site() {
-  mkdir -p "$1"
-  : >"$1/env"
-  local index
-  if [ -n "${SSL_CERT_FILE:-}" ]; then
-    cp --dereference "$SSL_CERT_FILE" "$1/ca.pem"
-    printf '%s=/mnt/ca.pem\n' SSL_CERT_FILE PIP_CERT >>"$1/env"
-  fi
-  index=${PIP_INDEX_URL:-$(python3 -m pip config get global.index-url 2>/dev/null || true)}
-  [ -z "$index" ] || printf '%s=%s\n' PIP_INDEX_URL "$index" UV_DEFAULT_INDEX "$index" >>"$1/env"
-}
-
 sif() {
   local lock=${1:-train-cu124-py311} from made work
   [ -e "$repo/containers/locks/$lock.txt" ] || refuse "there is no lock $lock in containers/locks"
@@ -115,7 +102,7 @@ sif() {
     trap "rm -rf '$work'" EXIT
     mkdir "$work/tmp" "$work/cache" "$work/context"
     cp -r "$repo/Apptainer.def" "$repo/containers" "$work/context/"
-    site "$work/site"
+    sh "$repo/containers/site.sh" "$work/site"
     chown -R "$user:" "$work"
     chmod 755 "$work"
     (cd "$work/context" && runuser -u "$user" -- env -i HOME="/home/$user" USER="$user" \
@@ -124,12 +111,16 @@ sif() {
       apptainer build --bind "$work/site:/mnt" --mksquashfs-args "-comp zstd -Xcompression-level 1" \
       --build-arg BOOTSTRAP=docker-archive --build-arg BASE="$from" --build-arg LOCK="$lock" \
       --build-arg FLASH_ATTN=0 "$work/image.sif" Apptainer.def) >&2
+    # What `bridge-rl image build` would write beside it: else each launch reads the whole file.
+    printf '{"sha256": "%s"}\n' "$(sha256sum "$work/image.sif" | cut -c 1-64)" >"$made.json"
     mv "$work/image.sif" "$made"
   fi
   echo "$made"
 }
 
 [ "$(id -u)" = 0 ] || refuse "only root can start it"
+mkdir -p "$state"
+exec 8>"$state/lock" && flock 8 # two that start at once make nothing twice
 case "${1:-}" in
 tools | base | sif) "$@" ;;
 *) echo "$usage" >&2 && exit 2 ;;

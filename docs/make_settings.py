@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from bridge.config.experiment import Experiment
+from bridge.config.images import Base, Built, Image, Lock
 from bridge.config.profile import Allocation, Profile
 from bridge.config.stages import STAGE_KINDS, Behavior, Resources, StageSettings, Starts
 from bridge.config.tasks import TASKS, OwnTask, Style
@@ -86,6 +87,10 @@ def page() -> str:
         section("A task of yours", OwnTask),
         section("A profile (`slurm/*.yaml`)", Profile),
         section("`defaults` and `stages.KIND` of a profile", Allocation),
+        section("An image (`containers/images.yaml`, `images.NAME`)", Image),
+        section("`base` of an image", Base),
+        section("`lock` and `flash_attn` of an image", Lock),
+        section("One entry of `built` of an image", Built),
     ]
     return "\n".join(parts)
 

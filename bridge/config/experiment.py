@@ -38,6 +38,9 @@ class Experiment(Settings):
     """The starting model: a hub name, a local folder, or `{init: {…}}`. Stages refer to it as `$model`."""
     task: TaskSettings
     """Where the problems come from."""
+    image: str | None = None
+    """The image that the stages run in, from `containers/images.yaml`. Without it they run in the environment of the
+    profile's `python`."""
     seed: Seed = 0
     """Seeds every stage that draws at random, except the problems themselves (they have a seed of their own)."""
     sweep: dict[str, list[Any]] = {}
@@ -94,7 +97,7 @@ def points(raw: Raw, overrides: Sequence[tuple[str, Any]], name: str, text: str 
         values = tuple(zip(sweep, combination, strict=True))
         point = copy.deepcopy(raw)
         for path, value in values:
-            if path.split(".")[0] in ("name", "sweep"):
+            if path.split(".")[0] in ("name", "sweep", "image"):
                 raise UserError(f"{name}: sweep: {path!r} cannot be swept over; sweep over settings")
             _set(point, path, copy.deepcopy(value), f"{name}: sweep over {path!r}")
         found.append(Point(values, _validate(point, name, text)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from bridge.config.base import Settings, matching
 from bridge.config.problems import named, refuse, sentences
@@ -57,7 +58,23 @@ class Built(Settings):
     base: Digest
     """Of the base that it was built on."""
     pull: Address | None = None
-    """Where it can be had; the digest is appended."""
+    """Where it can be had; the digest is appended. `docker://` for oci, `oras://` for sif."""
+    manifest: Digest | None = None
+    """sif that can be pulled: of the manifest under which the registry has the file. It is what is appended."""
+
+    @model_validator(mode="after")
+    def _can_be_pulled(self) -> Built:
+        scheme = "docker" if self.format == "oci" else "oras"
+        if self.pull and not self.pull.startswith(scheme):
+            raise ValueError(f"pull: must begin with {scheme}://, because the format is {self.format}")
+        if bool(self.manifest) != (self.format == "sif" and self.pull is not None):
+            raise ValueError("manifest: is for a sif that can be pulled, and such a one needs it")
+        return self
+
+    @property
+    def reference(self) -> str | None:
+        """What is pulled: `docker://host/name@sha256:…`; nothing if it is nowhere to be had."""
+        return f"{self.pull}@{self.manifest or self.digest}" if self.pull else None
 
 
 class Image(Settings):
@@ -73,6 +90,11 @@ class Image(Settings):
     """The package that is compiled, unless FLASH_ATTN=0 leaves it out."""
     built: list[Built] = []
     """Nothing where nobody has published one."""
+
+    @property
+    def mark(self) -> str:
+        """SHA-256 of what decides the packages inside: it enters the fingerprint of whatever is made in the image."""
+        return hashlib.sha256(f"{self.lock.sha256} {self.base.digest}".encode()).hexdigest()
 
 
 class Images(Settings):

@@ -13,6 +13,8 @@ from bridge.config.stages import MEMORY, Positive, Resources
 GPU_OPTION = r"--[a-z][a-z-]*=[A-Za-z0-9_.:,=-]*\{gpus\}[A-Za-z0-9_.:,=-]*"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 MAX_ATTEMPTS, QUIET, MAX_ARRAY = 20, "30m", 1001
+Runtime = Literal["apptainer", "singularity", "pyxis", "charliecloud", "none"]
+PLACE = r"/[^\n\r\0:,\\]*"  # a colon and a comma have a meaning for every runtime
 
 # sbatch options that the launcher sets itself, or that a setting stands for.
 OURS = (
@@ -67,6 +69,14 @@ class Allocation(Resources):
     """Environment variables of the stage."""
     scratch: Line | None = None
     """A folder on the node's own disk: each job gets a folder below it as TMPDIR, removed when the job ends."""
+    runtime: Runtime | None = None
+    """slurm: what starts the experiment's `image`. `none`: nothing does, and stages run in the environment of
+    `python`, whatever the experiment says."""
+    binds: list[
+        Annotated[str, AfterValidator(matching(f"{PLACE}(:{PLACE})?(:r[ow])?", "like /data, or /data:/mnt:ro"))]
+    ] = []
+    """Folders of the node that stages in an image see too: `/data`, `/data:ro`, `/data:/inside:ro`. The run's own
+    folder and the experiment's inputs are always there."""
 
 
 class Profile(Settings):
@@ -78,7 +88,12 @@ class Profile(Settings):
     cpus: Positive | None = None
     """local: cores used at once by all elements together. Default: all."""
     python: Line | None = None
-    """The Python that runs the jobs. Default: the one that launches."""
+    """The Python that runs the jobs outside of images. Default: the one that launches."""
+    images: dict[str, Line] = {}
+    """Name of an image → where this cluster has it: a SIF, a folder (charliecloud), a .sqsh file or an address with a
+    digest (pyxis). Default: the file that `bridge-rl image build` or `pull` made."""
+    stage_image: bool = False
+    """Copy the image to `scratch` before use, once for each node."""
     env: dict[Variable, str] = {}
     """Environment variables of every job. Jobs on Slurm get nothing else of the launching shell; local ones get all."""
     secrets: list[Annotated[Variable, AfterValidator(_no_keyword)]] = []
@@ -119,7 +134,7 @@ def allocation(profile: Profile, kind: str, resources: Resources) -> Allocation:
     A later single value replaces an earlier one, and a memory setting replaces any other of the three; lists are
     joined, and variables are added.
     """
-    merged: dict[str, Any] = {"env": {}, "setup": [], "sbatch": []}
+    merged: dict[str, Any] = {"env": {}, "setup": [], "sbatch": [], "binds": []}
     for level in (profile.defaults, profile.stages.get(kind, Allocation()), resources):
         given = level.model_dump(exclude_defaults=True)
         if any(name in given for name in MEMORY):
@@ -127,7 +142,7 @@ def allocation(profile: Profile, kind: str, resources: Resources) -> Allocation:
         for name, value in given.items():
             if name == "env":
                 merged[name] = merged[name] | value
-            elif name in ("setup", "sbatch"):
+            elif name in ("setup", "sbatch", "binds"):
                 merged[name] = merged[name] + value
             else:
                 merged[name] = value

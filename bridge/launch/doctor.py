@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from bridge.launch.script import resource_options
 PACKAGES = ("torch", "transformers", "tokenizers", "submitit", "pyarrow", "safetensors")
 FREE_GB = 2.0  # the demo needs far less; training runs far more
 NO_FLOCK = "choose a runs folder with --runs or BRIDGE_RUNS where file locks work (Lustre: mounted with `-o flock`)"
+IMAGE_MEMORY = "4G"  # enough to import vLLM
 IMMEDIATE, AT_MOST = 15, 40  # seconds to wait for a free node, and to work there; together below the limit of a call
 
 
@@ -186,6 +188,7 @@ def _slurm(profile: Profile, runs: Path) -> Iterator[Check]:
     yield _check("array limit", (profile.max_array or 0) <= limit, f"MaxArraySize {limit}", remedy)
     yield from _secrets(profile)
     yield from _probe(profile, wishes, runs)
+    yield from _images(profile, wishes)
 
 
 def read_config(text: str) -> dict[str, str]:
@@ -338,6 +341,53 @@ def probe_script(profile: Profile, wish: Wish, folder: Path, word: str) -> str:
         python=shlex.quote(profile.python or sys.executable),
         program=shlex.quote(PROGRAM),
     )
+
+
+# ---- each image on one node
+
+
+def _images(profile: Profile, wishes: Sequence[Wish]) -> Iterator[Check]:
+    """Whether a node starts each image that the profile names, what is in it, and whether that can be imported."""
+    from bridge.launch import runtime, slurm
+
+    ways = {wish.need.runtime: wish for wish in wishes if wish.need.runtime not in (None, "none", "pyxis")}
+    for (way, wish), name in itertools.product(ways.items(), profile.images):
+        try:
+            image = runtime.find(name, profile, {})
+        except UserError as error:
+            yield Check(f"image {name}", False, str(error), "correct `images` in the profile")
+            continue
+        words = runtime.look_words(image, way, wish.need.gpus or 0, "imports")
+        memory = [f"--mem={IMAGE_MEMORY}"] if wish.need.mem else []
+        command = ["srun", f"--immediate={IMMEDIATE}", "-n1", "-c1", "-t5", "--job-name=bridge-doctor", "--chdir=/"]
+        where = [f"--{key}={value}" for key in ("partition", "account", "qos") if (value := getattr(wish.need, key))]
+        try:
+            printed = slurm.call(profile, [*command, *where, *memory, "bash", "-l", "-c", '"$@"', "-", *words], 300)
+        except WorkFailedError as error:
+            said = str(error).removeprefix("srun: ")
+            remedy = f"is {way} on the nodes, and can you read {image.place} there? else correct `runtime`, `images`"
+            yield Check(f"image {name}", False, f"{way}: {said}", remedy)
+            continue
+        yield from image_checks(name, runtime.answer(printed))
+
+
+def image_checks(name: str, found: Mapping[str, Any] | None) -> Iterator[Check]:
+    """What inside.py found, as checks: the packages against the lock that is in the image, and each import."""
+    if found is None:
+        yield Check(f"image {name}", False, "its Python said nothing", "build the image again")
+        return
+    locked, packages = found["locked"], found["packages"]
+    wrong = [
+        f"{key} {packages.get(key, 'missing')}, not {want}" for key, want in locked.items() if packages.get(key) != want
+    ]
+    wrong += [f"{key} {packages[key]}, not in the lock" for key in packages.keys() - locked.keys() - {"pip"}]
+    good = f"Python {found['python']}, {len(packages)} packages, as locked"
+    said = "; ".join(wrong[:10]) if locked else "it holds no list of what was installed"
+    yield _check(f"image {name}", bool(locked) and not wrong, said if wrong or not locked else good, "build it again")
+    for package, (fine, words) in found["imports"].items():
+        yield _check(f"image {name}: {package}", fine, words, "build the image again; see docs/containers.md")
+    if "flash-attn" not in packages:
+        yield Check(f"image {name}: flash_attn", True, "left out", "training then uses torch's own attention")
 
 
 def _on_a_node(profile: Profile, wish: Wish, script: str) -> tuple[dict[str, str], str]:

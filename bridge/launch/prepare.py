@@ -11,16 +11,19 @@ from pydantic import ValidationError
 
 import bridge
 from bridge.config.experiment import Point, parse_overrides, points, with_overrides
+from bridge.config.images import Image, read_images
 from bridge.config.problems import named, refuse, sentences
-from bridge.config.profile import Allocation, Profile, allocation, processes
+from bridge.config.profile import Allocation, Profile, Runtime, allocation, processes
 from bridge.config.stages import STAGE_KINDS, DataSettings, RlSettings, SftSettings, seconds
 from bridge.config.tasks import FileTask, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
-from bridge.record import Request, code_digest, external_digests
-from bridge.runs import Json
+from bridge.launch.container import Image as ImageHere
+from bridge.launch.runtime import as_recorded, image_of, runtimes
+from bridge.record import Request, code_digest, create, external_digests, places
+from bridge.runs import RECORD, Json, Run
 from bridge.tasks import own, resolve_task
 
 
@@ -30,6 +33,8 @@ class Plan:
 
     request: Request
     profile: Profile
+    runtime: Runtime = "none"
+    """What starts the experiment's image; `none` where no stage runs in one."""
 
     @property
     def graph(self) -> Graph:
@@ -55,13 +60,16 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     text, raw = read_mapping(experiment)
     name = str(experiment)
     pairs = parse_overrides(overrides)
-    resolved = _resolved(points(raw, pairs, name, text), name)
-    graph = build(resolved, name)
+    combinations = _resolved(points(raw, pairs, name, text), name)
+    graph = build(combinations, name)
     _check_sizes(graph, name)
     experiment_as_run = with_overrides(raw, pairs, name)
     profile = load_profile(profile_name)
     _check_resources(graph, profile, profile_name)
-    externals = external_digests(graph)
+    image = combinations[0].experiment.image
+    in_image = runtimes(graph, profile, image, profile_name)
+    built_from = declared_image(image, name) if image else None
+    externals = external_digests(graph) | _task_data(combinations)
     _check_data_files(graph, externals)
     request = Request(
         graph=graph,
@@ -73,9 +81,48 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         profile=profile.model_dump(mode="json"),
         externals=externals,
         code=code_digest(),
-        files=_task_files(resolved),
+        files=_task_files(combinations),
+        image={"name": image, **built_from.model_dump(mode="json", exclude={"built"})}
+        if built_from and in_image
+        else None,
+        images=dict.fromkeys(in_image, built_from.mark) if built_from else {},
     )
-    return Plan(request, profile)
+    return Plan(request, profile, next(iter(in_image.values()), "none"))
+
+
+def make_run(plan: Plan, runs: Path) -> tuple[Run, ImageHere | None]:
+    """The run of a plan, made if it is not there, and the image that its stages run in.
+
+    Raises:
+        UserError: the image is not here, or is not what it should be.
+        WorkFailedError: it does not start.
+    """
+    request, recorded = plan.request, None
+    image = image_of(request.image, plan.profile, request.externals)
+    bound = [runs, *(Path(place) for place in image.binds)] if image else []
+    if wrong := [path for path in bound if set(":,") & set(str(path))]:
+        raise UserError(
+            f"{wrong[0]}: stages in an image need a path without colon and comma: runtimes read these in binds"
+        )
+    if image and request.image and not (runs / request.run_id / RECORD).is_file():
+        names = [request.image[key]["name"] for key in ("lock", "flash_attn")]
+        locks = [path for name in names if (path := shipped("containers/locks", f"{name}.txt"))]
+        recorded = as_recorded(image, plan.runtime, request.image, locks)
+    return create(request, runs, recorded), image
+
+
+def declared_image(image: str, experiment: str) -> Image:
+    """What an image is built from: `containers/images.yaml` here, else the one that comes with the package.
+
+    Raises:
+        UserError: it has no image of that name.
+    """
+    here = Path("containers") / "images.yaml"
+    path = here if here.is_file() else shipped("containers", "images.yaml")
+    known = read_images(path) if path else {}
+    if image not in known:
+        raise UserError(f"{experiment}: image: {path} has no image {image!r}{nearest(image, known)}")
+    return known[image]
 
 
 def _resolved(found: Sequence[Point], name: str) -> list[Point]:
@@ -90,6 +137,20 @@ def _resolved(found: Sequence[Point], name: str) -> list[Point]:
             raise UserError(f"{name}: {error}") from None
         resolved.append(Point(point.values, point.experiment.model_copy(update={"task": known[key]})))
     return resolved
+
+
+def _task_data(found: Sequence[Point]) -> dict[str, Json]:
+    """The public data of the tasks as the record names what comes from outside; images are given these places too."""
+    tasks = [point.experiment.task for point in found]
+    return {
+        f"task {task.name}: {task.path}": {
+            "path": task.path,
+            "digest": task.sha256,
+            "binds": places(Path(task.path)),
+        }
+        for task in tasks
+        if isinstance(task, FileTask)
+    }
 
 
 def _task_files(found: Sequence[Point]) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import shlex
 from bridge.config.profile import MAX_ATTEMPTS, Allocation, Profile, processes
 from bridge.config.stages import MEMORY, seconds
 from bridge.graph import Array, ranges
+from bridge.launch.container import Contained, Image, contained, shell
 
 GPU_OPTION = "--gres=gpu:{gpus}"
 
@@ -28,21 +29,36 @@ export {{ name }}={{ value }}
 {% endfor -%}
 {% if secrets -%}
 set -a && . {{ secrets }} && set +a || exit 1
+{% if image -%}
+BRIDGE_SECRETS=$(sed -nE 's/^ *(export +)?([A-Za-z_][A-Za-z0-9_]*)=.*/\\2/p' {{ secrets }} | paste -sd,)
+export BRIDGE_SECRETS
+{% endif -%}
 {% endif -%}
 {% if scratch -%}
 TMPDIR=$(mktemp -d -- {{ scratch }}/bridge.XXXXXX) || exit 1
 export TMPDIR
-trap 'rm -rf -- "$TMPDIR"' EXIT
+{% if nodes > 1 -%}
+srun --ntasks-per-node=1 mkdir -p -m 700 -- "$TMPDIR" || exit 1
+{% endif -%}
+trap '{{ each }}rm -rf -- "$TMPDIR"' EXIT
 {% endif -%}
 {% for line in setup -%}
 {{ line }}
-{% endfor %}
+{% endfor -%}
+{% if image -%}
+cd -P .. && run=$PWD && cd code || exit 1
+image={{ image }}
+{{ each }}mkdir -p -- "$TMPDIR/home" || exit 1
+{% if check -%}
+{{ each }}bash bridge/launch/check_image.sh {{ check }} || exit 1
+{% endif -%}
+{% endif %}
 # TERM comes from a cancel, which must not come back even if the stage has just asked for it, or from a preemption.
 stopped=""
 trap 'stopped=yes' TERM
 trap : USR2
 
-srun --export=ALL --cpus-per-task={{ cpus }} --unbuffered --kill-on-bad-exit=1 {{ command }}
+srun --export=ALL --cpus-per-task={{ cpus }} --unbuffered --kill-on-bad-exit=1 {{ srun }}{{ command }}
 code=$?
 
 # 75: the stage saved its state and wants to go on. 140, 143: the warning came while Python was still starting. Only
@@ -87,7 +103,15 @@ def minutes(time: str) -> int:
     return -(-seconds(time) // 60)
 
 
-def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Profile, python: str, kind: str) -> str:
+def sbatch_script(
+    run_id: str,
+    array: Array,
+    allocation: Allocation,
+    profile: Profile,
+    python: str,
+    kind: str,
+    image: Image | None = None,
+) -> str:
     """The script of one array.
 
     Args:
@@ -97,6 +121,7 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
         profile: how the cluster is used.
         python: path of the Python that runs the stage.
         kind: the kind of the stage.
+        image: what the stage runs in, with the runtime of `allocation`; `python` is then a path inside.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -121,22 +146,44 @@ def sbatch_script(run_id: str, array: Array, allocation: Allocation, profile: Pr
     # Slurm gives the login environment's PATH, which knows where srun is.
     lines = [("PATH", '"${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"')]
     lines += [(name, shlex.quote(value)) for name, value in variables.items()]
-    lines += [("PYTHONPATH", '"$PWD"'), ("SUBMITIT_EXECUTOR", "slurm"), ("BRIDGE_CPUS", str(allocation.cpus or 1))]
+    here = '"$(pwd -P)"' if image else '"$PWD"'
+    lines += [("PYTHONPATH", here), ("SUBMITIT_EXECUTOR", "slurm"), ("BRIDGE_CPUS", str(allocation.cpus or 1))]
     nodes, together = allocation.nodes or 1, processes(kind, allocation)
     if nodes * together > 1:
         lines += [("BRIDGE_NODES", str(nodes)), ("BRIDGE_PROCESSES", str(together))]
     # submitit takes a % in a path for a pattern; by this name of the folder it sees none.
     folder = f"/proc/self/cwd/../scripts/{array.name}"
+    how = Contained([], [python, "-u", "-m", "submitit.core._submit", folder])
+    if image:
+        names = [*profile.env, *allocation.env, *profile.secrets]
+        how = contained(allocation.runtime or "none", image, allocation.binds, names, allocation.gpus or 0, how.command)
+    scratch = allocation.scratch or ("/tmp" if image else None)
     return template.render(
         options=options,
         env=lines,
         secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
-        scratch=shlex.quote(allocation.scratch) if allocation.scratch else None,
+        scratch=shlex.quote(scratch) if scratch else None,
+        nodes=nodes,
+        each="srun --ntasks-per-node=1 " if nodes > 1 else "",
+        **(_image(image, profile.stage_image) if image else {"image": None}),
         max_attempts=allocation.max_attempts or MAX_ATTEMPTS,
         cpus=allocation.cpus or 1,  # since 22.05 a step no longer takes it over from the job
         setup=[*profile.setup, *allocation.setup],
-        command=f"{shlex.quote(python)} -u -m submitit.core._submit {folder}",
+        srun=f"{shell(how.srun)} " if how.srun else "",
+        command=shell(how.command),
     )
+
+
+def _image(image: Image, stage: bool) -> dict[str, str | None]:
+    """Where the script finds the image, and what checks it before use (check_image.sh), as text for bash."""
+    place, seen = shlex.quote(image.place), '"${TMPDIR%/*}/bridge-images-$UID"'
+    if image.sha256 is None:
+        return {"image": place, "check": None}
+    check = f"{shlex.quote(image.checked)} {image.sha256} {seen}"
+    if not stage or image.checked != image.place:
+        return {"image": place, "check": check}
+    copy = f"{seen}/{image.sha256}"
+    return {"image": copy, "check": f"{check} {copy}"}
 
 
 def resource_options(allocation: Allocation) -> list[str]:

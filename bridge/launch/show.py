@@ -16,6 +16,7 @@ from rich.table import Table
 from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
 from bridge.launch.prune import size_text
+from bridge.launch.runtime import image_of
 from bridge.launch.script import sbatch_options
 from bridge.launch.states import STUCK, ElementState, run_state
 from bridge.launch.submit import dependency, observe, scripts
@@ -65,7 +66,8 @@ def overview(plan: Plan, runs: Path) -> Json:
                 "sealed": sum(key.stage == node.name for key in sealed),
             }
         )
-    return {"experiment": plan.graph.name, "run": plan.request.run_id, "jobs": jobs}
+    image = plan.request.image and plan.request.image["name"]
+    return {"experiment": plan.graph.name, "run": plan.request.run_id, "image": image, "jobs": jobs}
 
 
 def scripts_text(plan: Plan, runs: Path) -> str:
@@ -73,7 +75,8 @@ def scripts_text(plan: Plan, runs: Path) -> str:
     if plan.profile.cluster != "slurm":
         raise UserError(f"profile {plan.request.profile_name}: runs on this machine and needs no sbatch scripts")
     _, planned = _planned(plan, runs)
-    texts = scripts(plan.request.run_id, recorded_elements(plan.request), planned, plan.profile)
+    image = image_of(plan.request.image, plan.profile, plan.request.externals)
+    texts = scripts(plan.request.run_id, recorded_elements(plan.request), planned, plan.profile, image)
     names = {array.name: f"<{array.name}>" for array in planned}
     parts = []
     for array in planned:
@@ -134,7 +137,8 @@ def status(run: Run) -> Json:
 
 
 def _as_json(run: Run, states: Sequence[ElementState]) -> Json:
-    return {"run": run.id, "state": run_state(states), "elements": [s.to_json() for s in states]}
+    image = run.record.get("image")
+    return {"run": run.id, "state": run_state(states), "image": image, "elements": [s.to_json() for s in states]}
 
 
 def print_runs(summaries: Sequence[Json], runs: Path) -> None:
@@ -152,6 +156,17 @@ def print_runs(summaries: Sequence[Json], runs: Path) -> None:
 
 def print_status(value: Json) -> None:
     console().print(_status_table(value))
+    if value["image"]:
+        console().print(image_line(value["image"]), markup=False)
+
+
+def image_line(image: Json) -> str:
+    """The image of a run in one line, with the versions inside that matter most."""
+    packages = (image.get("inside") or {}).get("packages", {})
+    shown = [f"{name} {packages[name]}" for name in ("torch", "vllm", "transformers", "deepspeed") if name in packages]
+    known = f"SHA-256 {image['sha256'][:12]}…" if image.get("sha256") else image.get("place", "")
+    lock = f"lock {image['lock']['name']}"
+    return f"image {image['name']}: {', '.join([known, lock, *shown])}"
 
 
 def _status_table(value: Json, run: Run | None = None) -> Table:

@@ -220,7 +220,7 @@ def cancel(profile: Profile, jobs: Sequence[str]) -> None:
         call(profile, ["scancel", "--quiet", *jobs[start : start + 500]])
 
 
-def call(profile: Profile, command: Sequence[str]) -> str:
+def call(profile: Profile, command: Sequence[str], seconds: float = TIMEOUT) -> str:
     """What a Slurm command prints; WorkFailedError with its own words when it fails."""
     try:
         done = subprocess.run(
@@ -228,12 +228,12 @@ def call(profile: Profile, command: Sequence[str]) -> str:
             env=_environment(profile),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=seconds,
             check=False,
             start_new_session=True,  # Ctrl-C is for us: a half-sent scancel would help nobody
         )
     except subprocess.TimeoutExpired:
-        raise WorkFailedError(f"{command[0]}: no answer within {TIMEOUT} s") from None
+        raise WorkFailedError(f"{command[0]}: no answer within {seconds:.0f} s") from None
     except OSError as error:
         raise WorkFailedError(f"{command[0]}: {error}") from None
     if done.returncode != 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import After, Array, Edge, arrays
 from bridge.launch import local
+from bridge.launch.container import PYTHON
 from bridge.launch.script import is_root, sbatch_script
 from bridge.launch.states import STUCK, ElementState, Seen, State, active_jobs, scheduler_state, with_parents
 from bridge.progress import duration
@@ -22,6 +23,7 @@ from bridge.stages.exits import EXIT_REQUEUE
 
 if TYPE_CHECKING:
     from bridge.config.profile import Profile
+    from bridge.launch.container import Image
 
 
 class ParentDoneError(Exception):
@@ -31,11 +33,24 @@ class ParentDoneError(Exception):
 OUT_OF_MEMORY = re.compile(r"oom.kill event|exceeded memory limit")  # Slurm's words, of 21.08 to 24.11
 PATIENCE = 90.0  # seconds for which a launch waits for jobs that are just ending
 FULL = 1 << 20  # bytes free, below which a disk counts as full
-# What srun and Python add to every end: the line before says more.
-MEANINGLESS = ("srun: error:", "srun: Terminating", "srun: Job step aborted", "srun: launch/slurm:", "Force Terminated")
+# What srun, Python and Apptainer add to every job: another line says more.
+MEANINGLESS = (
+    "INFO:    ",
+    "srun: error:",
+    "srun: Terminating",
+    "srun: Job step aborted",
+    "srun: launch/slurm:",
+    "Force Terminated",
+)
 
 
-def scripts(run_id: str, elements: Sequence[RunElement], planned: Sequence[Array], profile: Profile) -> dict[str, str]:
+def scripts(
+    run_id: str,
+    elements: Sequence[RunElement],
+    planned: Sequence[Array],
+    profile: Profile,
+    image: Image | None,
+) -> dict[str, str]:
     """The sbatch script of each array. Pure: what `plan --scripts` shows is what `launch` submits."""
     from bridge.config.profile import allocation
     from bridge.config.stages import Resources
@@ -45,33 +60,37 @@ def scripts(run_id: str, elements: Sequence[RunElement], planned: Sequence[Array
     for array in planned:
         first = by_key[array.stage, array.elements[0]]
         need = allocation(profile, first.kind, Resources(**first.settings["resources"]))
-        found[array.name] = sbatch_script(run_id, array, need, profile, profile.python or sys.executable, first.kind)
+        inside = image if need.runtime != "none" else None
+        python = PYTHON if inside else profile.python or sys.executable
+        found[array.name] = sbatch_script(run_id, array, need, profile, python, first.kind, inside)
     return found
 
 
-def launch(run: Run, profile: Profile, profile_name: str) -> dict[str, list[str]]:
-    """Submit everything of a run that is neither sealed nor in hand; job ids by stage.
+def launch(run: Run, profile: Profile, profile_name: str, image: Image | None = None) -> dict[str, list[str]]:
+    """Submit everything of a run that is neither sealed nor in hand; job ids by stage. `image`: what stages run in.
 
     Raises:
         UserError: another process is launching the run, or there is no cluster here.
         WorkFailedError: the scheduler refused; what this call had submitted before is cancelled again.
     """
-    require_scheduler(profile, profile_name)
+    require_scheduler(profile, profile_name, image is not None)
     with run.lock("launch", "launching"):
         states = observe(run)
         if all(s.state == "done" for s in states):
             return {}
         if profile.cluster == "local":
             return _launch_local(run, profile, states)
-        return _launch_slurm(run, profile, states)
+        return _launch_slurm(run, profile, states, image)
 
 
-def require_scheduler(profile: Profile, name: str) -> None:
+def require_scheduler(profile: Profile, name: str, in_image: bool) -> None:
     """UserError when the scheduler, or what jobs import, is not there. Asked before a run is made."""
     if profile.cluster == "slurm":
         from bridge.launch import slurm
 
         slurm.require_slurm(profile, name)
+    if in_image:
+        return
     if profile.python is None:
         missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
         if missing:
@@ -82,8 +101,9 @@ def require_scheduler(profile: Profile, name: str) -> None:
         raise UserError(f"profile {name}: python: {profile.python} is no program that can be run")
 
 
-def _note_launch(run: Run, profile: Profile) -> None:
-    run.note_submission({"event": "launch", "time": time.time(), "profile": profile.model_dump(mode="json")})
+def _note_launch(run: Run, profile: Profile, image: Image | None = None) -> None:
+    facts = {"image": {"place": image.place, "sha256": image.sha256}} if image else {}
+    run.note_submission({"event": "launch", "time": time.time(), "profile": profile.model_dump(mode="json"), **facts})
 
 
 def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
@@ -98,12 +118,14 @@ def _launch_local(run: Run, profile: Profile, states: Sequence[ElementState]) ->
     return {stage: [str(process)] for stage in dict.fromkeys(again)}
 
 
-def _launch_slurm(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
+def _launch_slurm(
+    run: Run, profile: Profile, states: Sequence[ElementState], image: Image | None
+) -> dict[str, list[str]]:
     if _drop_broken_off(run, profile):
         states = observe(run)
     while True:
         try:
-            return _submit(run, profile, _settled(run, states))
+            return _submit(run, profile, _settled(run, states), image)
         except ParentDoneError:  # in the moment of submission: the children that are left need no edge any more
             states = observe(run)
 
@@ -124,7 +146,7 @@ def _settled(run: Run, states: Sequence[ElementState]) -> Sequence[ElementState]
     return states
 
 
-def _submit(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[str, list[str]]:
+def _submit(run: Run, profile: Profile, states: Sequence[ElementState], image: Image | None) -> dict[str, list[str]]:
     from bridge.launch import slurm
 
     _require_known(run, states)
@@ -135,8 +157,8 @@ def _submit(run: Run, profile: Profile, states: Sequence[ElementState]) -> dict[
         return {}
     stale = [s.job for s in states if s.state in STUCK and s.open and s.job]
     slurm.cancel(profile, [*stale, *slurm.unrecorded(run, profile)])
-    _note_launch(run, profile)
-    texts = scripts(run.id, list(run.elements.values()), planned, profile)
+    _note_launch(run, profile, image)
+    texts = scripts(run.id, list(run.elements.values()), planned, profile, image)
     submitted: dict[str, str] = {}  # array → job id
     try:
         for array in planned:

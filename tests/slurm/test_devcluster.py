@@ -174,7 +174,7 @@ def test_a_signal_reaches_the_batch_script_and_the_step(cluster: Cluster, tmp_pa
     assert cluster.settle(job) == {job: "CANCELLED"}
 
 
-def await_text(path: Path, text: str, seconds: float = 30) -> None:
+def await_text(path: Path, text: str, seconds: float = 90) -> None:
     wait_until(lambda: path.exists() and text in path.read_text(encoding="utf-8"), f"{text!r} in {path}", seconds)
 
 

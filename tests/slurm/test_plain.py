@@ -138,7 +138,7 @@ def test_prepare_makes_a_run_and_submits_nothing(cluster: Cluster, home: Path) -
     run = prepared(home)
     value = bridge_json("launch", home / "tiny.yaml", "--profile", "./mine.yaml", "--prepare", runs=home / "runs")
     assert value == {"run": run.id, "dir": str(run.folder), "jobs": {}}
-    assert run.id not in cluster.run("squeue", "-h", "-o", "%j")
+    assert str(run.folder) not in cluster.run("squeue", "-h", "-o", "%Z")  # another test's run may have the same id
     words = command("launch", home / "tiny.yaml", "-p", "./mine.yaml", "--prepare", "stages.sft.lrr=1")
     assert subprocess.run(words, capture_output=True, check=False).returncode == 2
 

@@ -36,6 +36,7 @@ def test_what_a_login_node_does_needs_no_torch(core: Path, tmp_path: Path) -> No
         ("plan", "tiny.yaml", "--profile", "devcluster", "--scripts"),
         ("status",),
         ("grade", "rows.jsonl", "-o", "graded.jsonl"),
+        ("image", "list"),
         ("data", "igsm", "--split", "sft", "--size", "3", "-o", "x.parquet"),
     ):
         done = run(core, *words, cwd=tmp_path)

@@ -203,7 +203,7 @@ def test_every_plan_runs_each_element_once_after_exactly_its_parents(
 
 def test_the_fingerprint_follows_everything_that_matters_and_nothing_else() -> None:
     def prints(*overrides: str, code: str = "c") -> dict[tuple[str, int], str]:
-        return fingerprints(graph("sweep={}", *overrides), code, {})
+        return fingerprints(graph("sweep={}", *overrides), code, {}, {})
 
     same = prints()
     assert prints("stages.sft.resources.gpus=2") == same

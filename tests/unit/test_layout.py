@@ -72,7 +72,7 @@ def test_every_text_file_is_opened_with_its_encoding(path: Path) -> None:
             if node.func.attr == "open" and not any(
                 isinstance(a, ast.Constant) and isinstance(a.value, str) and "b" in a.value for a in node.args
             ):
-                known_other = ast.unparse(node.func) in ("os.open", "zipfile.open")
+                known_other = ast.unparse(node.func) in ("os.open", "tarfile.open", "zipfile.open")
                 assert known_other or "encoding" in names, f"{path}:{node.lineno}"
 
 

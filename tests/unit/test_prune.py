@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import select
 import shutil
 import signal
 import subprocess
@@ -282,20 +281,15 @@ def test_the_question_at_a_terminal(tmp_path: Path, answer: str, code: int, gone
     run = make_run(tmp_path)
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test session in the background ignores it, and so would this
         os.execve(sys.executable, command("prune", run.id), {**os.environ, "BRIDGE_RUNS": str(run.folder.parent)})
     shown = b""
     while b"[y/N]" not in shown:
         shown += os.read(terminal, 1000)
+    os.write(terminal, answer.encode())
     try:
-        os.write(terminal, answer.encode())
-        while True:
-            # Python's input() loses a signal that comes between its prompt and its wait; a person presses Ctrl-C again.
-            if not select.select([terminal], [], [], 5)[0] and code == 130:
-                os.write(terminal, answer.encode())
-            elif more := os.read(terminal, 1000):
-                shown += more
-            else:
-                break
+        while more := os.read(terminal, 1000):
+            shown += more
     except OSError:  # the other end is closed
         pass
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code, shown

@@ -467,7 +467,10 @@ def test_the_shipped_experiments_are_planned_without_a_model_or_a_network(
 
     write_jsonl(tmp_path / "train.jsonl", [gsm8k(n) for n in range(9)])
     write_jsonl(tmp_path / "test.jsonl", [gsm8k(n) for n in range(50, 53)])
-    graph = prepare(JOBS / name, [f"task.path={tmp_path}"], "example-a100").graph
+    request = prepare(JOBS / name, [f"task.path={tmp_path}"], "example-a100").request
+    graph = request.graph
+    (outside,) = [value for key, value in request.externals.items() if key.startswith("task gsm8k: ")]
+    assert (outside["path"], outside["binds"]) == (str(tmp_path), [str(tmp_path)])
     assert {stage: len(graph.stage(stage).elements) for stage in stages} == stages
     with pytest.raises(UserError, match=r"task gsm8k: path: \./nowhere/x: there is no such file or folder"):
         prepare(JOBS / name, ["task.path=./nowhere/x"], "example-a100")
@@ -524,3 +527,15 @@ def test_settings_survive_the_way_to_a_job(name: str) -> None:
     found = parse_task({"name": name, "sha256": "0" * 64, **extra} if name != "igsm" else {"name": name})
     assert parse_task(json.loads(json.dumps(found.model_dump(mode="json"))), strict=False) == found
     assert {"path", "file"} & set(found.identity()) == set()
+
+
+def test_an_image_is_given_the_blobs_that_the_hubs_cache_links_to(tmp_path: Path) -> None:
+    from bridge.record import places
+
+    blob = write_parquet(tmp_path / "blobs" / "0a1b", [gsm8k(1)])
+    folder = tmp_path / "snapshots" / "r" / "main"
+    folder.mkdir(parents=True)
+    (folder / "test-00000-of-00001.parquet").symlink_to(blob)
+    root = tmp_path / "snapshots" / "r"
+    assert places(root) == [str(root), str(tmp_path / "blobs")]
+    assert len(rows(task("gsm8k", root), "test")) == 1

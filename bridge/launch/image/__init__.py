@@ -1,0 +1,1 @@
+"""The images of `containers/images.yaml`: built, pulled, checked and kept."""

@@ -1,0 +1,183 @@
+"""Which image a run uses, where this cluster has it, and when another one is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from chain import TINY, bridge, bridge_json
+
+from bridge.config.profile import Allocation, Profile
+from bridge.errors import UserError
+from bridge.launch.container import Image
+from bridge.launch.doctor import image_checks
+from bridge.launch.prepare import prepare
+from bridge.launch.runtime import answer, find, known_digest, require_same
+from bridge.record import create, places
+
+
+def profile(folder: Path, **settings: object) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"cluster": "slurm", **settings}), encoding="utf-8")
+    return str(path)
+
+
+def experiment(folder: Path, image: str = "train") -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(f"image: {image}\n{TINY}", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def sif(tmp_path: Path) -> Path:
+    path = tmp_path / "train.sif"
+    path.write_bytes(b"an image")
+    return path
+
+
+SHA = hashlib.sha256(b"an image").hexdigest()
+
+
+# ---- plan
+
+
+@pytest.mark.parametrize(
+    ("image", "settings", "said"),
+    [
+        ("trian", {"defaults": {"runtime": "apptainer"}}, "has no image 'trian'; did you mean 'train'?"),
+        ("train", {}, "the profile does not say what starts it; write `defaults: {runtime: apptainer}`"),
+        ("train", {"defaults": {"runtime": "docker"}}, "defaults.runtime"),
+        ("train", {"cluster": "local", "defaults": {"runtime": "apptainer"}}, "a local profile starts no images"),
+        ("train", {"defaults": {"runtime": "apptainer", "binds": ["data"]}}, "like /data, or /data:/mnt:ro"),
+    ],
+)
+def test_what_plan_refuses(tmp_path: Path, image: str, settings: dict[str, object], said: str) -> None:
+    done = bridge(
+        "plan", experiment(tmp_path, image), "--profile", profile(tmp_path, **settings), runs=tmp_path, check=2
+    )
+    assert said in done.stderr
+
+
+def test_plan_shows_the_image_and_needs_no_file_for_it(
+    tmp_path: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDGE_IMAGES", str(tmp_path / "images"))
+    name = profile(tmp_path, defaults={"runtime": "apptainer"})
+    assert bridge_json("plan", experiment(tmp_path), "--profile", name, runs=tmp_path)["image"] == "train"
+    done = bridge("plan", experiment(tmp_path), "--profile", name, "--scripts", runs=tmp_path, check=2)
+    assert "there is no image 'train' here; `bridge-rl image build train` makes it" in done.stderr
+    name = profile(tmp_path, defaults={"runtime": "apptainer"}, images={"train": str(sif)})
+    shown = bridge("plan", experiment(tmp_path), "--profile", name, "--scripts", runs=tmp_path).stdout
+    assert f"check_image.sh {sif} {SHA} " in shown
+
+
+def test_the_image_is_part_of_the_run_but_not_where_none_is_used(tmp_path: Path) -> None:
+    def run_id(image: str, **settings: object) -> str:
+        return prepare(experiment(tmp_path, image), [], profile(tmp_path, **settings)).request.run_id
+
+    inside, other = ({"defaults": {"runtime": "apptainer"}}, {"defaults": {"runtime": "none"}})
+    assert len({run_id("train", **inside), run_id("train-next", **inside), run_id("train", **other)}) == 3
+    assert run_id("train", **other) == run_id("train-next", **other)
+    part = {"defaults": {"runtime": "none"}, "stages": {"eval": {"runtime": "apptainer"}}}
+    request = prepare(experiment(tmp_path), [], profile(tmp_path, **part)).request
+    plain = prepare(experiment(tmp_path), [], profile(tmp_path, **other)).request
+    changed = {key for key, mark in request.fingerprints().items() if plain.fingerprints()[key] != mark}
+    assert {stage for stage, _ in changed} == {"eval"}
+
+
+# ---- where it is
+
+
+def test_a_file_is_known_by_its_content_or_by_what_stands_beside_it(sif: Path) -> None:
+    mine = Profile(cluster="slurm", images={"train": str(sif)})
+    assert find("train", mine, {}) == Image("train", str(sif), str(sif), SHA)
+    Path(f"{sif}.json").write_text(json.dumps({"sha256": "ab" * 32}), encoding="utf-8")
+    assert find("train", mine, {}).sha256 == known_digest(sif) == "ab" * 32
+
+
+def test_a_folder_is_known_by_what_was_installed(tmp_path: Path) -> None:
+    listed = tmp_path / "root/opt/bridge/installed.txt"
+    listed.parent.mkdir(parents=True)
+    listed.write_bytes(b"an image")
+    found = find("train", Profile(cluster="slurm", images={"train": str(tmp_path / "root")}), {})
+    assert (found.checked, found.sha256) == (str(listed), SHA)
+
+
+@pytest.mark.parametrize("place", ["docker://host/name:latest", "host#name:1"])
+def test_a_tag_is_refused(place: str) -> None:
+    with pytest.raises(UserError, match="a tag can move"):
+        find("train", Profile(cluster="slurm", images={"train": place}), {})
+
+
+def test_a_missing_file_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such file; `bridge-rl image build train`"):
+        find("train", Profile(cluster="slurm", images={"train": str(tmp_path / "no.sif")}), {})
+
+
+def test_links_out_of_an_input_are_followed(tmp_path: Path) -> None:
+    blobs, model = tmp_path / "blobs", tmp_path / "snapshots/1"
+    blobs.mkdir()
+    model.mkdir(parents=True)
+    (blobs / "abc").write_text("{}", encoding="utf-8")
+    (model / "config.json").symlink_to(blobs / "abc")
+    (model / "inside.json").symlink_to(model / "config.json")
+    assert places(model) == [str(model), str(blobs)]
+    assert places(blobs / "abc") == [str(blobs / "abc")]
+
+
+# ---- the same one as before
+
+
+def test_another_image_than_at_the_launch_is_refused(tmp_path: Path, sif: Path) -> None:
+    name = profile(tmp_path, defaults={"runtime": "apptainer"}, images={"train": str(sif)})
+    plan = prepare(experiment(tmp_path), [], name)
+    image = find("train", plan.profile, {})
+    run = create(plan.request, tmp_path / "runs", {"place": image.place, "sha256": image.sha256})
+    require_same(run, image)
+    shutil.copyfile(sif, tmp_path / "moved.sif")
+    require_same(run, Image("train", str(tmp_path / "moved.sif"), "", SHA))  # the same image at another place
+    other = Image("train", str(sif), str(sif), "0" * 64)
+    with pytest.raises(UserError, match=r"another image \(SHA-256 .*--force"):
+        require_same(run, other)
+    run.note_submission({"event": "launch", "time": 0, "image": {"place": other.place, "sha256": other.sha256}})
+    require_same(run, other)  # forced once, it is the run's image
+    done = bridge("resume", run.id, runs=tmp_path / "runs", check=2)
+    assert "was launched with another image" in done.stderr
+
+
+# ---- what is inside
+
+
+def test_the_answer_is_found_among_other_lines() -> None:
+    assert answer('noise\n{"x": 1}\n\n{"python": "3.11.2"}\nbye') == {"python": "3.11.2"}
+    assert answer("noise") is None
+
+
+def test_what_doctor_says_of_an_image() -> None:
+    good = {
+        "python": "3.11.2",
+        "packages": {"torch": "2.6.0", "pip": "23"},
+        "locked": {"torch": "2.6.0"},
+        "imports": {"torch": [True, "CUDA 12.4"]},
+    }
+    checks = list(image_checks("train", good))
+    assert all(check.ok for check in checks) and checks[-1].found == "left out"
+    bad = {**good, "packages": {"torch": "2.7.0", "extra": "1"}, "locked": {"torch": "2.6.0", "vllm": "0.8.1"}}
+    found = next(iter(image_checks("train", bad)))
+    assert not found.ok
+    assert found.found == "torch 2.7.0, not 2.6.0; vllm missing, not 0.8.1; extra 1, not in the lock"
+    assert not next(iter(image_checks("train", None))).ok
+    failed = [*image_checks("train", {**good, "imports": {"vllm": [False, "ImportError: no"]}})]
+    assert [check.ok for check in failed] == [True, False, True]
+
+
+def test_allocation_keeps_binds_of_all_levels() -> None:
+    from bridge.config.profile import allocation
+    from bridge.config.stages import Resources
+
+    mine = Profile(cluster="slurm", defaults=Allocation(binds=["/a"]), stages={"rl": Allocation(binds=["/b:ro"])})
+    assert allocation(mine, "rl", Resources()).binds == ["/a", "/b:ro"]
