@@ -1,8 +1,7 @@
 """Numbers as people and models write them, read exactly or not at all.
 
 A literal that is only partly understood has no value: `1e3` is never 1 and `12,34` is neither 12 nor 34. Values are
-rational numbers in canonical form ("72", "-3/4"), so equal values are equal strings. Units, currency and the percent
-sign are ignored, with no scaling by 100.
+rational numbers. What a percent sign, a unit or the number of decimals means is not decided here but in `grade.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ _SAME = str.maketrans(
     }
 )
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+_POWERS = str.maketrans("²³", "23")
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|[,'\u00a0\u2009\u202f])"
@@ -71,8 +71,25 @@ _BOX_HEAD = re.compile(r"(?:[^0-9\\]*[=:≈])?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\
 _BOX_TAIL = re.compile(
     r"(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
 )
+_SCALE = re.compile(r"[\s~$}]*(thousand|million|billion|trillion)\b(?!-)", re.IGNORECASE)
+_TIMES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_PERCENT = re.compile(r"[\s~$}]*(?:\\?%|\\text\s*\{\s*(?:%|percent)|percent\b)", re.IGNORECASE)
+_WORD = re.compile(r"(?:\\[ ,;!]|[\s~$}])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(\^?\{?\\circ|[A-Za-z°¢/]+(?:\^?\{?[23]|[²³])?)")
+_CURRENCY = re.compile(r"([$€£¥₹])[\s{]*\Z")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
+
+
+class Number(NamedTuple):
+    """A number as it was written."""
+
+    value: Fraction
+    percent: bool = False
+    """A percent sign, or the word, stands behind it."""
+    decimals: int | None = 0
+    """Digits after the decimal point; None for a fraction or a power of ten, which say nothing about rounding."""
+    unit: str = ""
+    """The word behind it in lower case without a plural s, or the currency before it; not the percent sign."""
 
 
 class _Literal(NamedTuple):
@@ -84,8 +101,8 @@ class _Literal(NamedTuple):
     end: int
 
 
-def extract(text: str, explicit: bool) -> tuple[str | None, str]:
-    """The canonical number that a response's final part gives, or None, and the rule that found its place.
+def extract(text: str, explicit: bool) -> tuple[Number | None, str]:
+    """The number that a response's final part gives, or None, and the rule that found its place.
 
     Order: last `####` line, last box, last answer tag, last answer phrase, and unless `explicit` the last number.
     """
@@ -97,16 +114,16 @@ def extract(text: str, explicit: bool) -> tuple[str | None, str]:
         if not tail.strip() and position == 0:
             return None, "phrase"
         sentence = _SENTENCE_END.split(tail, maxsplit=1)[0]
-        if _LITERAL.search(_same(sentence)):
+        if _LITERAL.search(same(sentence)):
             return _read(sentence), "phrase"
     return (None, "none") if explicit else (_last(text), "last_number")
 
 
-def _read(region: str) -> str | None:
-    """The canonical number that a marked region gives: its first number, or the result of the equation there."""
+def _read(region: str) -> Number | None:
+    """The number that a marked region gives: its first number, or the result of the equation there."""
     plain = _PLAIN.fullmatch(region)
     if plain:
-        return str(int(plain.group(1)))
+        return Number(Fraction(int(plain.group(1))))
     box = in_box(region)
     if box is not None:
         return exact(box)
@@ -116,7 +133,7 @@ def _read(region: str) -> str | None:
     return _result(chains[0]) if chains else None
 
 
-def _last(text: str) -> str | None:
+def _last(text: str) -> Number | None:
     """The last number of the last line that has one."""
     for line in reversed(text.split("\n")):
         line = _clean(line)
@@ -126,12 +143,12 @@ def _last(text: str) -> str | None:
     return None
 
 
-def exact(content: str) -> str | None:
-    """The canonical number of a text that is one number or equation and nothing else but a unit or a name: what a box
+def exact(content: str) -> Number | None:
+    """The number of a text that is one number or equation and nothing else but a unit or a name: what a box
     holds, or a gold answer. Otherwise None."""
     plain = _PLAIN.fullmatch(content)
     if plain:
-        return str(int(plain.group(1)))
+        return Number(Fraction(int(plain.group(1))))
     text = _WRAPPER.sub(lambda m: m.group(1) if any(c.isdigit() for c in m.group(1)) else " ", _clean(content))
     literals = _literals(text, signed_start=True)
     chains = _chains(text, literals)
@@ -140,12 +157,12 @@ def exact(content: str) -> str | None:
     return _result(chains[0]) if _BOX_TAIL.fullmatch(text[literals[-1].end :]) else None
 
 
-def _same(text: str) -> str:
+def same(text: str) -> str:
     return text if text.isascii() else text.translate(_SAME)
 
 
 def _clean(text: str) -> str:
-    text = _same(text)
+    text = same(text)
     return _CALCULATOR.sub("", text) if "<<" in text else text
 
 
@@ -185,7 +202,31 @@ def _value(literal: _Literal) -> Fraction | None:
     ):
         return None
     size = _decimal_or_exponent(match) if match["decimal"] else _fraction(match)
-    return -size if size is not None and literal.negative else size
+    if size is None:
+        return None
+    scale = _SCALE.match(text, match.end())
+    return (-size if literal.negative else size) * (_TIMES[scale.group(1).lower()] if scale else 1)
+
+
+def _number(literal: _Literal) -> Number | None:
+    """The value of a literal with what is written around it."""
+    value = _value(literal)
+    if value is None:
+        return None
+    match, text = literal.match, literal.match.string
+    after, before = match.end(), text[literal.start : match.start()] + text[max(0, literal.start - 8) : literal.start]
+    word, currency = _WORD.match(text, after), _CURRENCY.search(before.rstrip("+-"))
+    plain = match["decimal"] and not (match["e"] or match["power"] or match["power2"] or match["power3"])
+    unit = currency.group(1) if currency else _unit(word.group(1)) if word else ""
+    decimals = len(match["decimal"].partition(".")[2]) if plain and not _SCALE.match(text, after) else None
+    return Number(value, bool(_PERCENT.match(text, after)), decimals, unit)
+
+
+def _unit(word: str) -> str:
+    lower = word.lower().replace("^", "").replace("{", "").translate(_POWERS)
+    if _NEW_THOUGHT.fullmatch(lower) or lower == "percent":
+        return ""
+    return lower.removesuffix("s") if len(lower) > 2 else lower
 
 
 def _decimal_or_exponent(match: re.Match[str]) -> Fraction | None:
@@ -227,10 +268,9 @@ def _chains(text: str, literals: list[_Literal]) -> list[list[list[_Literal]]]:
     return chains
 
 
-def _result(chain: list[list[_Literal]]) -> str | None:
+def _result(chain: list[list[_Literal]]) -> Number | None:
     """The last side of an equation that is one number: 10 + 62 = 72 gives 72, and so does 72 = 10 + 62."""
     for side in reversed(chain):
         if len(side) == 1:
-            value = _value(side[0])
-            return None if value is None else str(value)
+            return _number(side[0])
     return None

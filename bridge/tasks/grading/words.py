@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bridge.tasks.grading.response import MAX_CUES, MAX_TAIL, after_cues, in_box, in_tag
 
@@ -46,25 +46,31 @@ _SYNONYMS = {
     "no": ("no", "contradiction", "contradicts"),
 }
 _LABEL_OF = {spelling: label for label, spellings in _SYNONYMS.items() for spelling in spellings}
+_ARTICLE = re.compile(r"(?:a|an|the)\s+(?=\S)")
 _LABEL_DECORATION = " \t\r\n*_`\"'’“”([{$.:!-"
 
 
-def choice(text: str, explicit: bool) -> tuple[str | None, str]:
+def choice(text: str, explicit: bool, options: Sequence[str] = ()) -> tuple[str | None, str]:
     """The option letter A-J that a response's final part gives, in upper case, or None, and the rule that found it.
 
     Order: last answer phrase or `###` line that decides, last answer tag, last box, and unless `explicit` a letter that
-    stands alone, if only one does.
+    stands alone, if only one does, or a last line that is one option's text. In a marked region the text of one of
+    `options` is as good as its letter.
     """
     for tail in (*_cues(text), in_tag(text) or ""):
-        letter = _cued(tail)
+        letter = _cued(tail) or _named_option(tail, options)
         if letter:
             return letter, "cue"
     box = in_box(text)
     if box is not None:
-        match = _BOX_LETTER.match(_WRAPPER.sub(r"\1", box))
-        return (match.group(1).upper() if match else None), "box"
+        inner = _WRAPPER.sub(r"\1", box)
+        match = _BOX_LETTER.match(inner)
+        return (match.group(1).upper() if match else _named_option(inner, options)), "box"
     if explicit:
         return None, "none"
+    last = _plain(text.strip().rpartition("\n")[2])
+    if last and [_plain(option) for option in options].count(last) == 1:
+        return _named_option(last, options), "text"
     alone = {next(filter(None, match.groups())).upper() for match in _LONE.finditer(text)}
     return (alone.pop() if len(alone) == 1 else None), "letter"
 
@@ -118,6 +124,27 @@ def _cued(tail: str) -> str | None:
         return match.group(1).upper()
     inner = {a or b for a, b in _LETTER_IN_TAIL.findall(tail)}
     return inner.pop() if len(inner) == 1 else None
+
+
+def _named_option(region: str, options: Sequence[str]) -> str | None:
+    """The letter of the option whose text starts the region, as whole words; None where another one is named as well."""
+    said = _plain(region[:MAX_TAIL])
+    texts = [_plain(option) for option in options]
+    starts = [text for text in texts if text and re.match(re.escape(text) + r"(?!\w)", said)]
+    if not starts:
+        return None
+    first = max(starts, key=len)
+    rest = said[len(first) :]
+    others = (text for text in texts if text and text != first)
+    if texts.count(first) > 1 or any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", rest) for text in others):
+        return None
+    return chr(ord("A") + texts.index(first))
+
+
+def _plain(text: str) -> str:
+    """A text as options are compared: lower case, single spaces, no article in front and no stop at the end."""
+    words = " ".join(text.strip(_LABEL_DECORATION + "\")]}$,;").replace("’", "'").casefold().split())
+    return _ARTICLE.sub("", words)
 
 
 def _leading_label(region: str, gold: str, marked: bool) -> str | None:
