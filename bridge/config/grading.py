@@ -13,8 +13,8 @@ class Grading(Settings):
     percent: Literal["ignore", "hundredth"] = "ignore"
     """`ignore`: 35% is 35. `hundredth`: 35% is 0.35. Of numbers only."""
     units: Literal["ignore", "match"] = "ignore"
-    """`ignore`: 10 m is 10 cm. `match`: where the right answer and the response both name a unit or a currency, it has to
-    be the same one, spelled alike. Of numbers only."""
+    """`ignore`: 10 m is 10 cm. `match`: where the right answer and the response both name a unit or a currency, it has
+    to be the same one, spelled alike. Of numbers only."""
     rounding: Literal["exact", "gold"] = "exact"
     """`exact`: 0.333 is not 1/3. `gold`: whatever rounds to the right answer at its number of decimals is right. Of
     numbers only."""

@@ -19,6 +19,7 @@
 from bridge.tasks.grading.grade import KINDS, REASONS, Grade, Reason, Response, canonical, grade, grade_all
 from bridge.tasks.grading.response import format_reward
 from bridge.tasks.grading.rows import Summary, grade_rows
+from bridge.tasks.grading.words import listed_options
 
 __all__ = [
     "KINDS",
@@ -32,4 +33,5 @@ __all__ = [
     "grade",
     "grade_all",
     "grade_rows",
+    "listed_options",
 ]

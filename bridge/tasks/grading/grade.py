@@ -126,9 +126,15 @@ def canonical(gold: str, kind: str, policy: Grading = POLICY) -> str:
     elif kind == "label":
         form = words.canonical_label(gold) or None
     else:
+        latex.require()
         form = latex.canonical(gold) or None
     if form is None:
-        named = {"number": "a number", "choice": "an option letter from A to J", "label": "a label", "latex": "a formula"}
+        named = {
+            "number": "a number",
+            "choice": "an option letter from A to J",
+            "label": "a label",
+            "latex": "a formula",
+        }
         raise UserError(f"gold {gold!r} is not {named[kind]}")
     return form
 

@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +29,7 @@ START_SECONDS = 120.0  # sympy from a cold network file system
 MEMORY = 1 << 30  # bytes that the worker may add to what it needs to start
 LONGEST = 2000  # characters; a longer answer is none
 
-_SPACE = re.compile(r"\\[,;:! ]|~|\\q?quad\b|\s+")
+_SPACE = re.compile(r"(?<!\\)\\[,;:! ]|~|\\q?quad\b|\s+")
 _DISPLAY = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![A-Za-z])\s*")
 _ROMAN = re.compile(r"\\(?:mathrm|operatorname)\s*\{([A-Za-z])\}")
 _MATH = re.compile(r"(?s)\s*(?:\$\$?(.*?)\$\$?|\\\((.*?)\\\)|\\\[(.*?)\\\])")
@@ -68,7 +69,7 @@ def compared(answer: str, gold: str, deadline: float) -> str:
     Raises:
         UndecidedError: it takes too long or too much memory, or the worker broke. Costs at most WALL_SECONDS, and
             nothing after `deadline` (of `time.monotonic`).
-        UserError: Math-Verify is not installed.
+        WorkFailedError: the worker does not start at all.
     """
     mine, wanted = canonical(answer), canonical(gold)
     if mine == wanted:
@@ -81,6 +82,7 @@ def compared(answer: str, gold: str, deadline: float) -> str:
     return wanted if equal else mine
 
 
+@lru_cache(maxsize=1)
 def require() -> None:
     """Raise UserError if Math-Verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
@@ -92,14 +94,19 @@ def _formula(region: str) -> str | None:
     box = in_box(region)
     if box is None:
         math = _MATH.match(region)
-        box = next(filter(None, math.groups()), "") if math else re.split(r"(?<=[^0-9])\.(?:\s|\Z)", region, maxsplit=1)[0]
+        box = (
+            next(filter(None, math.groups()), "")
+            if math
+            else re.split(r"(?<=[^0-9])\.(?:\s|\Z)", region, maxsplit=1)[0]
+        )
     box = box.strip().rstrip(".").strip()
     return box if box and len(box) <= LONGEST else None
 
 
 def _normal(formula: str) -> str:
     text = _ROMAN.sub(r"\1", _DISPLAY.sub("", numbers.same(formula)))
-    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text).strip().strip("$").rstrip(".")
+    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text).replace("\\degree", "^\\circ")
+    text = text.strip().strip("$").rstrip(".")
     return " ".join(_SPACE.sub(" ", text).split())
 
 
@@ -123,7 +130,6 @@ class _Comparer:
     @classmethod
     def of_this_process(cls) -> _Comparer:
         if cls._current is None or cls._current.owner != os.getpid():  # a fork shares pipes, not replies
-            require()
             cls._current = cls()
         return cls._current
 
@@ -155,30 +161,34 @@ class _Comparer:
             reply = b""
         if not reply:
             self._end()
+            self.process = self._launched()  # starts while the caller goes on
             return None
         verdict: bool | None = json.loads(reply)
         return verdict
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self.process is None:
-            package = str(Path(__file__).parents[3])
-            paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "bridge.tasks.grading.latex_worker", str(CPU_SECONDS), str(MEMORY)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-            )
-            self.ready = False
+            self.process = self._launched()
         if not self.ready:
             if not self._line(self.process, START_SECONDS):
                 self._end()
                 raise WorkFailedError(
-                    "the LaTeX grader did not start; `python -m bridge.tasks.grading.latex_worker 2 1000000000` says why"
+                    "the LaTeX grader did not start; `python -m bridge.tasks.grading.latex_worker 2 1000000` shows why"
                 )
             self.ready = True
         return self.process
+
+    def _launched(self) -> subprocess.Popen[bytes]:
+        package = str(Path(__file__).parents[3])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.ready = False
+        return subprocess.Popen(
+            [sys.executable, "-m", "bridge.tasks.grading.latex_worker", str(CPU_SECONDS), str(MEMORY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        )
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
         """The next line that the worker writes; empty if it has ended."""
@@ -195,8 +205,6 @@ class _Comparer:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
-        try:
+        with suppress(OSError):
             self.process.stdin.close()
-        except OSError:
-            pass
         self.process = None

@@ -29,7 +29,14 @@ def equal(gold: str, answer: str) -> bool:
     if getattr(a, "is_Rational", False) and getattr(b, "is_Rational", False):
         return bool(a == b)
     return bool(
-        verify(right, given, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None)
+        verify(
+            right,
+            given,
+            float_rounding=DIGITS,
+            numeric_precision=DIGITS,
+            allow_set_relation_comp=True,
+            timeout_seconds=None,
+        )
     )
 
 

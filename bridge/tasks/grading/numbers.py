@@ -69,12 +69,14 @@ _NEW_THOUGHT = re.compile(r"\b(?:because|since|as|so|where|when|if|and|with|for|
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _BOX_HEAD = re.compile(r"(?:[^0-9\\]*[=:≈])?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
 _BOX_TAIL = re.compile(
-    r"(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
+    r"(?!\s*!)(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
 )
 _SCALE = re.compile(r"[\s~$}]*(thousand|million|billion|trillion)\b(?!-)", re.IGNORECASE)
 _TIMES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _PERCENT = re.compile(r"[\s~$}]*(?:\\?%|\\text\s*\{\s*(?:%|percent)|percent\b)", re.IGNORECASE)
-_WORD = re.compile(r"(?:\\[ ,;!]|[\s~$}])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(\^?\{?\\circ|[A-Za-z°¢/]+(?:\^?\{?[23]|[²³])?)")
+_WORD = re.compile(
+    r"(?:\\[ ,;!]|[\s~$}])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(\^?\{?\\circ|[A-Za-z°¢/]+(?:\^?\{?[23]|[²³])?)"
+)
 _CURRENCY = re.compile(r"([$€£¥₹])[\s{]*\Z")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
@@ -149,7 +151,7 @@ def exact(content: str) -> Number | None:
     plain = _PLAIN.fullmatch(content)
     if plain:
         return Number(Fraction(int(plain.group(1))))
-    text = _WRAPPER.sub(lambda m: m.group(1) if any(c.isdigit() for c in m.group(1)) else " ", _clean(content))
+    text = _WRAPPER.sub(r"\1", _clean(content))
     literals = _literals(text, signed_start=True)
     chains = _chains(text, literals)
     if len(chains) != 1 or not _BOX_HEAD.fullmatch(text[: literals[0].start]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 # Bounds that keep grading linear in the length of a degenerate response; no real answer comes near them.
 MAX_CUES = 50
@@ -18,6 +19,7 @@ _THINK = re.compile(r"<\s*(/?)\s*think(?:ing)?\s*>", re.IGNORECASE)
 _RUN_ON = re.compile(r"\n[ \t*#_>]*(?:question|q)[ \t*_]*[0-9]*[ \t*_]*:", re.IGNORECASE)
 _FINISHED = re.compile(r".*[\s}>]", re.DOTALL)
 _FORMAT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
+_BRIDGE_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>$", re.DOTALL | re.MULTILINE)
 _HASH = re.compile(r"#{4,}([^\n]*)")
 _HEADING = re.compile(
     r"[\s*_]*(?:(?:step|part|case|problem|question|example|method|solution|option|section|note|check)\b"
@@ -43,12 +45,15 @@ _LINE_END = re.compile(r"[*_ \t]*(?:\n|\Z)")
 _DECORATION = re.compile(r"(?:[\s*_`$]|\\\[)*")
 
 
-def format_reward(response: str) -> float:
-    """1.0 if the response is one think block, optional white space, one answer block, and nothing else; else 0.0.
+def format_reward(response: str, rule: Literal["strict", "bridge"] = "strict") -> float:
+    """1.0 if the response has the form that is asked for, else 0.0.
 
+    `strict`: one think block, optional white space, one answer block, and nothing else. `bridge`: it starts with a
+    think block, optional white space and an answer block that ends its line; tags may recur, and lines may follow.
     BRIDGE's completions begin after a `<think>` that stands in the prompt: put it back before calling.
-    Stricter than BRIDGE's pattern in one point: text on a line after the answer block fails too.
     """
+    if rule == "bridge":
+        return 1.0 if _BRIDGE_FORMAT.match(response) else 0.0
     lower = response.lower()
     once = all(lower.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
     return 1.0 if once and _FORMAT.fullmatch(response) else 0.0

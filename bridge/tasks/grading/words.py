@@ -31,6 +31,8 @@ _LONE = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 
+_OPTION_LINE = re.compile(r"^[ \t]*\(?([A-J])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+
 _SYNONYMS = {
     "yes": ("yes", "entailment", "entails"),
     "it is not possible to tell": (
@@ -73,6 +75,18 @@ def choice(text: str, explicit: bool, options: Sequence[str] = ()) -> tuple[str 
         return _named_option(last, options), "text"
     alone = {next(filter(None, match.groups())).upper() for match in _LONE.finditer(text)}
     return (alone.pop() if len(alone) == 1 else None), "letter"
+
+
+def listed_options(question: str) -> tuple[str, ...]:
+    """The texts of the options that a question lists last, one a line, letters from A; empty if none."""
+    found: list[str] = []
+    for match in _OPTION_LINE.finditer(question):
+        letter, text = match.groups()
+        if letter == "A":
+            found = [text]
+        elif found and ord(letter) - ord("A") == len(found):
+            found.append(text)
+    return tuple(found) if len(found) > 1 else ()
 
 
 def label(text: str, gold: str, explicit: bool) -> tuple[str | None, str]:
@@ -127,7 +141,7 @@ def _cued(tail: str) -> str | None:
 
 
 def _named_option(region: str, options: Sequence[str]) -> str | None:
-    """The letter of the option whose text starts the region, as whole words; None where another one is named as well."""
+    """The letter of the option whose text starts the region, as whole words; None where it names another one too."""
     said = _plain(region[:MAX_TAIL])
     texts = [_plain(option) for option in options]
     starts = [text for text in texts if text and re.match(re.escape(text) + r"(?!\w)", said)]
@@ -143,7 +157,7 @@ def _named_option(region: str, options: Sequence[str]) -> str | None:
 
 def _plain(text: str) -> str:
     """A text as options are compared: lower case, single spaces, no article in front and no stop at the end."""
-    words = " ".join(text.strip(_LABEL_DECORATION + "\")]}$,;").replace("’", "'").casefold().split())
+    words = " ".join(text.strip(_LABEL_DECORATION + '")]}$,;').replace("’", "'").casefold().split())
     return _ARTICLE.sub("", words)
 
 
