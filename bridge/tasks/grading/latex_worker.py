@@ -1,7 +1,8 @@
 """The process that compares formulas: a line `[gold, answer]` in, `true`, `false` or `null` (undecided) out.
 
 It limits itself through the kernel. SIGPROF keeps its default action, so processor time that is used up ends the
-process even in the middle of a C call; the parent sees the end of the pipe. It also ends when the parent does.
+process even in the middle of a C call; the parent sees the end of the pipe. Memory is refused beyond its limit, which
+Math-Verify takes for "not equal"; towers of powers meet the other limit long before. It also ends when the parent does.
 """
 
 from __future__ import annotations

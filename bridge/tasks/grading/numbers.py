@@ -19,8 +19,8 @@ _SAME = str.maketrans(
     {
         **dict.fromkeys("−‐‑–﹣－", "-"),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff"),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-        **dict(zip("＝％，：＋．／＄", "=%,:+./$", strict=True)),
+        **{chr(ord(zero) + digit): str(digit) for zero in "０٠۰०০੦૦୦௦౦೦൦๐໐༠၀" for digit in range(10)},
+        **dict(zip("＝％，：＋．／＄٫٬٪", "=%,:+./$.,%", strict=True)),
     }
 )
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
@@ -29,7 +29,8 @@ _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|[,'\u00a0\u2009\u202f])"
 _INT = (
-    rf"(?:[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}}){{1,12}}(?![0-9])"
+    r"(?:[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3}(?![0-9,])|"  # 1,00,000: lakhs
+    rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}}){{1,12}}(?![0-9])"
     r"|[0-9]{1,3}(?:\ [0-9]{3}){1,12}(?![0-9-])"  # not "3 200-page books"
     r"|[0-9]+)"
 )
@@ -40,20 +41,33 @@ _FRAC = (
 )
 _LITERAL = re.compile(
     rf"""
-    (?<![A-Za-z0-9_]) (?<![A-Za-z]\^) (?<![A-Za-z]\^\{{)
+    (?<![A-Za-z0-9]) (?<![A-Za-z0-9]_) (?<![A-Za-z]\^) (?<![A-Za-z]\^\{{)
     (?: (?: (?: (?P<whole>{_INT}) \s* )? (?: {_FRAC} | (?P<vulgar>[{_VULGAR}]) )
-      | (?: (?P<mixed>{_INT}) \ + )? (?P<over>{_DECIMAL}) \s* [/⁄] \s* (?P<under>{_DECIMAL})
+      | (?: (?P<mixed>{_INT}) \ +(?:and\ +)? )? (?P<over>{_DECIMAL}) \s* [/⁄] \s* (?P<under>{_DECIMAL})
       | (?P<decimal>{_DECIMAL})
         (?: [eE](?P<e>[-+]?[0-9]+)
           | \s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{{?\s*(?P<power>[-+]?[0-9]+)\s*\}}?
                                                |\*\*\s*(?P<power2>-?[0-9]+)|(?P<power3>⁻?[⁰¹²³⁴-⁹]+)) )?
     )
-    (?! [0-9] | [.,:/']+[0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
-    | (?P<bad>[0-9](?:(?:[0-9.,:/']|[eE][-+]?(?=[0-9])|\{{,\}}|\\[,!])*[0-9])?) )
+    (?! [0-9] | [.,:/'_]+[0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
+    | (?P<bad>[0-9](?:(?:[0-9.,:/'_]|[eE][-+]?(?=[0-9])|\{{,\}}|\\[,!])*[0-9])?) )
     """,
     re.VERBOSE,
 )
 _PLAIN = re.compile(r"[\s*$]*([-+]?[0-9]{1,18})[\s*$.]*")
+_ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_ONES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_WORDS = re.compile(
+    rf"""[\s*_"'“(\[]* (?P<sign>(?:minus|negative)\s+)?
+    (?: (?P<tens>{"|".join(_TENS[2:])}) (?:[-\s](?P<one>{"|".join(_ONES[1:10])}))? | (?P<ones>{"|".join(_ONES)}) )
+    (?:\s+(?P<unit>[A-Za-z]+))? [\s*_"'”)\].!]*""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_OR = re.compile(r"[\s,*_$]*\bor\b[\s*_$]*", re.IGNORECASE)
+_SIGN_WORD = re.compile(
+    r"(?:\bnegative|(?:\A|[=:(*]|\b(?:is|was|be|to))\s*\bminus)\s+(?:\\?\$|[€£¥₹])?\Z", re.IGNORECASE
+)
 _SIGN = re.compile(r"([-+])(\s*)(?:\\?\$|[€£¥₹])?\s*\Z")
 _UNREAD_BEFORE = re.compile(r"(?:\\(?:sqrt|log|ln|exp|[dt]?frac|pm|binom)\b[^\s]*|[√±≤≥])\s*\Z")
 _UNREAD_AFTER = re.compile(r"\s*(?:\^(?!\s*\{?\s*\\circ)|[²³⁴-⁹]|\*\*[0-9(]|[π√∞]|\\(?:pi|sqrt|[dt]?frac|infty)\b)")
@@ -63,16 +77,16 @@ _OPERATOR = re.compile(
     rf"\s+|{_UNIT}[\s)\]}}$]*(?:[-+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
     r"[\s(\[{$\\€£¥₹]*"
 )
-_EQUALS = re.compile(rf"{_UNIT}[\s)\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\€£¥₹*]*")
+_EQUALS = re.compile(rf"{_UNIT}[\s()\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\€£¥₹*]*")
 _NEW_THOUGHT = re.compile(r"\b(?:because|since|as|so|where|when|if|and|with|for|but|or|then|that|which|is|are|was)\b")
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_BOX_HEAD = re.compile(r"(?:[^0-9\\]*[=:≈])?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
+_BOX_HEAD = re.compile(r"(?:[^0-9\\]*(?:[=:≈]|\\approx|\\sim))?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
 _BOX_TAIL = re.compile(
     r"(?!\s*!)(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
 )
-_SCALE = re.compile(r"[\s~$}]*(thousand|million|billion|trillion)\b(?!-)", re.IGNORECASE)
-_TIMES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(r"[\s~$}]*\b((?i:thousand|million|billion|trillion))\b(?!-)|(k)\b|(?<=[0-9])(K)\b")
+_TIMES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _PERCENT = re.compile(r"[\s~$}]*(?:\\?%|\\text\s*\{\s*(?:%|percent)|percent\b)", re.IGNORECASE)
 _WORD = re.compile(
     r"(?:\\[ ,;!]|[\s~$}])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(\^?\{?\\circ|[A-Za-z°¢/]+(?:\^?\{?[23]|[²³])?)"
@@ -116,7 +130,7 @@ def extract(text: str, explicit: bool) -> tuple[Number | None, str]:
         if not tail.strip() and position == 0:
             return None, "phrase"
         sentence = _SENTENCE_END.split(tail, maxsplit=1)[0]
-        if _LITERAL.search(same(sentence)):
+        if _LITERAL.search(same(sentence)) or _in_words(sentence):
             return _read(sentence), "phrase"
     return (None, "none") if explicit else (_last(text), "last_number")
 
@@ -125,14 +139,28 @@ def _read(region: str) -> Number | None:
     """The number that a marked region gives: its first number, or the result of the equation there."""
     plain = _PLAIN.fullmatch(region)
     if plain:
-        return Number(Fraction(int(plain.group(1))))
+        return Number(Fraction(int(plain.group(1))), unit="$" if plain.string.count("$") == 1 else "")
     box = in_box(region)
     if box is not None:
         return exact(box)
     cues = [tail for tail in after_cues(region) if any(c.isdigit() for c in tail)]
     text = _clean(cues[0] if cues else region)
     chains = _chains(text, _literals(text, signed_start=True))
-    return _result(chains[0]) if chains else None
+    if not chains:
+        return _in_words(text)
+    if len(chains) > 1 and _OR.fullmatch(text[chains[0][-1][-1].end : chains[1][0][0].start]):
+        return None
+    return _result(chains[0])
+
+
+def _in_words(region: str) -> Number | None:
+    """The number of a region that is a number word below a hundred, perhaps with one word behind it: "twelve eggs"."""
+    match = _WORDS.fullmatch(region)
+    if match is None:
+        return None
+    tens, ones = match.group("tens"), match.group("one") or match.group("ones")
+    value = (10 * _TENS.index(tens.lower()) if tens else 0) + (_ONES.index(ones.lower()) if ones else 0)
+    return Number(Fraction(-value if match.group("sign") else value), unit=_unit(match.group("unit") or ""))
 
 
 def _last(text: str) -> Number | None:
@@ -150,7 +178,7 @@ def exact(content: str) -> Number | None:
     holds, or a gold answer. Otherwise None."""
     plain = _PLAIN.fullmatch(content)
     if plain:
-        return Number(Fraction(int(plain.group(1))))
+        return Number(Fraction(int(plain.group(1))), unit="$" if plain.string.count("$") == 1 else "")
     text = _WRAPPER.sub(r"\1", _clean(content))
     literals = _literals(text, signed_start=True)
     chains = _chains(text, literals)
@@ -182,7 +210,8 @@ def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
     """
     match = _SIGN.search(text, max(0, start - 8), start)
     if match is None:
-        return False, start
+        worded = text[max(0, start - 9) : start].rstrip("$€£¥₹\\ ")[-1:] in ("s", "e", "S", "E")
+        return worded and bool(_SIGN_WORD.search(text, max(0, start - 20), start)), start
     before = text[max(0, match.start() - 40) : match.start()]
     previous = before.rstrip()[-1:]
     if previous.isdigit() or (previous and previous in ")]}%°-+" + _VULGAR):
@@ -206,8 +235,17 @@ def _value(literal: _Literal) -> Fraction | None:
     size = _decimal_or_exponent(match) if match["decimal"] else _fraction(match)
     if size is None:
         return None
-    scale = _SCALE.match(text, match.end())
-    return (-size if literal.negative else size) * (_TIMES[scale.group(1).lower()] if scale else 1)
+    scale = _scale(literal)
+    return (-size if literal.negative else size) * scale if scale != 1 else -size if literal.negative else size
+
+
+def _scale(literal: _Literal) -> int:
+    """What a word such as million behind a literal multiplies it by. 5k and $5K are thousands, 300K a temperature."""
+    text, start = literal.match.string, literal.match.start()
+    found = _SCALE.match(text, literal.match.end())
+    if not found or (found.group(3) and not _CURRENCY.search(text[max(0, start - 3) : start])):
+        return 1
+    return _TIMES[next(filter(None, found.groups())).lower()]
 
 
 def _number(literal: _Literal) -> Number | None:
@@ -220,7 +258,7 @@ def _number(literal: _Literal) -> Number | None:
     word, currency = _WORD.match(text, after), _CURRENCY.search(before.rstrip("+-"))
     plain = match["decimal"] and not (match["e"] or match["power"] or match["power2"] or match["power3"])
     unit = currency.group(1) if currency else _unit(word.group(1)) if word else ""
-    decimals = len(match["decimal"].partition(".")[2]) if plain and not _SCALE.match(text, after) else None
+    decimals = len(match["decimal"].partition(".")[2]) if plain and _scale(literal) == 1 else None
     return Number(value, bool(_PERCENT.match(text, after)), decimals, unit)
 
 
