@@ -71,7 +71,7 @@ class Judge:
         for attempt in range(TRIES):
             asked: str | None = None
             try:
-                with _OPENER.open(request, timeout=TIMEOUT) as reply:
+                with _post(request, timeout=TIMEOUT) as reply:
                     return _content(reply.read(), self.url)
             except urllib.error.HTTPError as error:
                 with error:
@@ -96,7 +96,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+_post = urllib.request.build_opener(_NoRedirect).open
 
 
 def messages(row: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -145,7 +145,7 @@ def _gold_number(gold: str) -> Number | None:
 
 
 def _size(number: Number, policy: Grading) -> Fraction:
-    return number.value / 100 if number.percent and policy.percent == "hundredth" else number.value
+    return number.value / 100 if policy.percent == "hundredth" and number.percent else number.value
 
 
 def _compared(number: Number, gold: str, wanted: str, policy: Grading) -> str:

@@ -96,18 +96,6 @@ _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
 
 
-class Number(NamedTuple):
-    """A number as it was written."""
-
-    value: Fraction
-    percent: bool = False
-    """A percent sign, or the word, stands behind it."""
-    decimals: int | None = 0
-    """Digits after the decimal point; None for a fraction or a power of ten, which say nothing about rounding."""
-    unit: str = ""
-    """The word behind it in lower case without a plural s, or the currency before it; not the percent sign."""
-
-
 class _Literal(NamedTuple):
     match: re.Match[str]
     negative: bool | None
@@ -115,6 +103,41 @@ class _Literal(NamedTuple):
     start: int
     """Of the sign or currency before the digits."""
     end: int
+
+
+class Number(NamedTuple):
+    """A number and how it was written, which is looked at only where a policy asks for it."""
+
+    value: Fraction
+    literal: _Literal | None = None
+    """None: it was digits only, or words."""
+    word: str = ""
+    """Its unit, where there is no literal."""
+
+    @property
+    def percent(self) -> bool:
+        """Whether a percent sign, or the word, stands behind it."""
+        match = self.literal and self.literal.match
+        return bool(match and _PERCENT.match(match.string, match.end()))
+
+    @property
+    def decimals(self) -> int | None:
+        """Digits after the decimal point; None for a fraction or a power of ten, which say nothing about rounding."""
+        if self.literal is None:
+            return 0
+        match = self.literal.match
+        scaled = match["e"] or match["power"] or match["power2"] or match["power3"] or _scale(self.literal) != 1
+        return len(match["decimal"].partition(".")[2]) if match["decimal"] and not scaled else None
+
+    @property
+    def unit(self) -> str:
+        """The currency before it, else the word behind it in lower case without a plural s; not the percent sign."""
+        if self.literal is None:
+            return _unit(self.word)
+        match, start = self.literal.match, self.literal.start
+        before = match.string[max(0, start - 8) : match.start()].rstrip("+-")
+        word, currency = _WORD.match(match.string, match.end()), _CURRENCY.search(before)
+        return currency.group(1) if currency else _unit(word.group(1)) if word else ""
 
 
 def extract(text: str, explicit: bool) -> tuple[Number | None, str]:
@@ -139,7 +162,7 @@ def _read(region: str) -> Number | None:
     """The number that a marked region gives: its first number, or the result of the equation there."""
     plain = _PLAIN.fullmatch(region)
     if plain:
-        return Number(Fraction(int(plain.group(1))), unit="$" if plain.string.count("$") == 1 else "")
+        return Number(Fraction(int(plain.group(1))), word="$" if plain.string.count("$") == 1 else "")
     box = in_box(region)
     if box is not None:
         return exact(box)
@@ -160,7 +183,7 @@ def _in_words(region: str) -> Number | None:
         return None
     tens, ones = match.group("tens"), match.group("one") or match.group("ones")
     value = (10 * _TENS.index(tens.lower()) if tens else 0) + (_ONES.index(ones.lower()) if ones else 0)
-    return Number(Fraction(-value if match.group("sign") else value), unit=_unit(match.group("unit") or ""))
+    return Number(Fraction(-value if match.group("sign") else value), word=match.group("unit") or "")
 
 
 def _last(text: str) -> Number | None:
@@ -178,7 +201,7 @@ def exact(content: str) -> Number | None:
     holds, or a gold answer. Otherwise None."""
     plain = _PLAIN.fullmatch(content)
     if plain:
-        return Number(Fraction(int(plain.group(1))), unit="$" if plain.string.count("$") == 1 else "")
+        return Number(Fraction(int(plain.group(1))), word="$" if plain.string.count("$") == 1 else "")
     text = _WRAPPER.sub(r"\1", _clean(content))
     literals = _literals(text, signed_start=True)
     chains = _chains(text, literals)
@@ -248,20 +271,6 @@ def _scale(literal: _Literal) -> int:
     return _TIMES[next(filter(None, found.groups())).lower()]
 
 
-def _number(literal: _Literal) -> Number | None:
-    """The value of a literal with what is written around it."""
-    value = _value(literal)
-    if value is None:
-        return None
-    match, text = literal.match, literal.match.string
-    after, before = match.end(), text[literal.start : match.start()] + text[max(0, literal.start - 8) : literal.start]
-    word, currency = _WORD.match(text, after), _CURRENCY.search(before.rstrip("+-"))
-    plain = match["decimal"] and not (match["e"] or match["power"] or match["power2"] or match["power3"])
-    unit = currency.group(1) if currency else _unit(word.group(1)) if word else ""
-    decimals = len(match["decimal"].partition(".")[2]) if plain and _scale(literal) == 1 else None
-    return Number(value, bool(_PERCENT.match(text, after)), decimals, unit)
-
-
 def _unit(word: str) -> str:
     lower = word.lower().replace("^", "").replace("{", "").translate(_POWERS)
     if _NEW_THOUGHT.fullmatch(lower) or lower == "percent":
@@ -312,5 +321,6 @@ def _result(chain: list[list[_Literal]]) -> Number | None:
     """The last side of an equation that is one number: 10 + 62 = 72 gives 72, and so does 72 = 10 + 62."""
     for side in reversed(chain):
         if len(side) == 1:
-            return _number(side[0])
+            value = _value(side[0])
+            return None if value is None else Number(value, side[0])
     return None
