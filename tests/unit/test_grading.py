@@ -201,6 +201,13 @@ CHOICES = [
     ("It's C.", "(C)", True),
     ("<think>B", "B", False),
     ("Answer: B\n\nQuestion: next\nAnswer: C", "B", True),
+    ("The answer is 'C'.", "C", True),
+    ("The answer is C or maybe D", "C", False),
+    ("The answer is C and not A.", "C", True),
+    ("The answer is not B, it is C", "C", True),
+    ("The answer is neither A nor B", "A", False),
+    ("Between A and C, I pick C.", "C", True),
+    ("C's the one", "C", False),
 ]
 
 OPTIONS = ("a magnet", "a nail", "It depends.", "magnets and nails")
@@ -237,6 +244,16 @@ LABELS = [
     (r"\boxed{yes}", "yes", True),
     ("### Positive.", "positive", True),
     ("### negative", "positive", False),
+    ("### yes and no", "yes", False),
+    ("### yes or maybe no", "yes", False),
+    ("### yes and it is clear", "yes", True),
+    ("### no one knows", "no", False),
+    ("### yes-ish", "yes", False),
+    ("### not entailment", "yes", False),
+    ("### non-entailment", "yes", False),
+    ("The relationship is entailment.", "yes", True),
+    ("**Label:** neutral", "neutral", True),
+    ("The relation is not clear, so no", "no", False),
 ]
 
 

@@ -12,7 +12,8 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 
 # "a" and "I" are words as well as letters: before another word they are letters only if that word goes on to argue.
 _ARGUES = r"(?:because|since|as|for|due|is|and|which|with|by|given|not)\b"
-_ALONE = rf"(?![\w'’^\\])(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!\s*(?:or|and|[/&])\s*\(?[A-Jb-j]\b)"
+_HEDGED = r"\s*(?:,\s*)?(?:or|and|[/&])\s*(?:(?:maybe|perhaps|possibly|even)\s+)?"
+_ALONE = rf"(?![\w^\\]|['’]\w)(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!{_HEDGED}\(?[A-Jb-j]\b)"
 _PICK = r"(?:\b(?:choose|pick|select|go\ with)|\b(?:[Oo]ption|[Cc]hoice))\s+(?:option\s+)?"
 _LETTER_FIRST = re.compile(
     r"(?:(?i:the|correct|right|option|choice|letter|answer|is)\b|[\s*_`\"'(\[{$:#])*"
@@ -25,13 +26,16 @@ _LONE = re.compile(
     | [(\[*]([A-J])[)\]*]                                     # "so (C) it is", **C**
     | {_PICK}[(*"']*([A-Ja-j])(?!\w)
     | \b([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b
-    | (?<![\w'’\\.])([B-HJ])(?![\w'’^\\=])                    # a capital in prose
+    | (?<![\w’\\.])(?<!\w')([B-HJ])(?![\w^\\=]|['’]\w)    # a capital in prose
     | (?<![\w'’\\.])([AI])(?=[.,;!]|\s*\Z)                    # the same, where it cannot be an article or pronoun
     """,
     re.VERBOSE | re.MULTILINE,
 )
 
 _OPTION_LINE = re.compile(r"^[ \t]*\(?([A-J])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+
+_NEGATED = re.compile(r"\b(?:not|neither|nor)\s+(?:option\s+)?\(?[A-J]\)?(?!\w)")
+_RELATION = re.compile(r"\b(?:label|relation(?:ship)?)[*_]*\s*(?:\bis\b|:)[*_]*\s*(?:that\s+of\s+)?", re.IGNORECASE)
 
 _SYNONYMS = {
     "yes": ("yes", "entailment", "entails"),
@@ -73,7 +77,7 @@ def choice(text: str, explicit: bool, options: Sequence[str] = ()) -> tuple[str 
     last = _plain(text.strip().rpartition("\n")[2])
     if last and [_plain(option) for option in options].count(last) == 1:
         return _named_option(last, options), "text"
-    alone = {next(filter(None, match.groups())).upper() for match in _LONE.finditer(text)}
+    alone = {next(filter(None, match.groups())).upper() for match in _LONE.finditer(_NEGATED.sub(" ", text))}
     return (alone.pop() if len(alone) == 1 else None), "letter"
 
 
@@ -103,6 +107,10 @@ def label(text: str, gold: str, explicit: bool) -> tuple[str | None, str]:
     for tail in after_cues(text):
         found = _leading_label(tail, gold, marked=True)
         if found:
+            return found, "phrase"
+    for cue in reversed(list(_RELATION.finditer(text))[-MAX_CUES:]):
+        found = _leading_label(text[cue.end() : cue.end() + MAX_TAIL], gold, marked=True)
+        if found in _SYNONYMS:
             return found, "phrase"
     if explicit:
         return None, "none"
@@ -163,13 +171,17 @@ def _plain(text: str) -> str:
 
 def _leading_label(region: str, gold: str, marked: bool) -> str | None:
     """The label that starts a region: as whole words after a marker, as all that a sentence says without one."""
-    end = r"(?!\w)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
+    end = r"(?!-?\w)(?!\s+one\b)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
     region = _WRAPPER.sub(r"\1", region[:MAX_TAIL])
     plain = " ".join(region.lstrip(_LABEL_DECORATION).replace("’", "'").casefold().split())
     wanted = canonical_label(gold)
     for spelling in sorted((*_LABEL_OF, wanted), key=len, reverse=True):
-        if re.match(re.escape(spelling) + end, plain):
-            return _LABEL_OF.get(spelling, spelling)
+        match = re.match(re.escape(spelling) + end, plain)
+        if match:
+            other = re.match(_HEDGED, plain[match.end() :])
+            rest = plain[match.end() + other.end() :] if other else ""
+            hedged = any(re.match(re.escape(word) + r"(?!\w)", rest) for word in _LABEL_OF)
+            return None if hedged else _LABEL_OF.get(spelling, spelling)
     if wanted in _SYNONYMS or not marked:
         return None
     return plain.partition(".")[0].partition(",")[0].strip(_LABEL_DECORATION) or None
