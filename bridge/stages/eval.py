@@ -53,14 +53,12 @@ def run(job: Job) -> dict[str, Any]:
     rows = load_samples(job.scratch)
 
     texts = [chat.response_text(row["ids"]) for row in rows]
-    grades = grade_all(
-        (
-            Response(text, golds[row["question"]], row["truncated"], options[row["question"]])
-            for row, text in zip(rows, texts, strict=True)
-        ),
-        data.answer_kind,
-        policy=settings.grading,
-    )
+    responses = [
+        Response(text, golds[row["question"]], row["truncated"], options[row["question"]])
+        for row, text in zip(rows, texts, strict=True)
+    ]
+    with progress(f"{job.label}: grading", len(rows), "answers") as meter:
+        grades = grade_all(meter.counted(responses), data.answer_kind, policy=settings.grading)
 
     result = {
         "model": name_of(job.inputs["model"]),

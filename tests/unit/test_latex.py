@@ -128,13 +128,23 @@ def test_a_formula_that_cannot_be_computed_is_a_grader_error_and_the_grader_live
     assert grade(r"\boxed{1+x}", "x+1", "latex").correct
 
 
+@pytest.mark.parametrize(
+    "unit", ["(", "{", "x^", "\\frac{", "\\left(", "1,", "\\text{", "9^{", "$", "\\\\", "\\boxed{"]
+)
+@pytest.mark.timeout(60)
+def test_degenerate_formulas_are_decided_or_given_up(unit: str) -> None:
+    for response in (rf"\boxed{{{unit * 150}1}}", f"#### {unit * 150}", rf"\boxed{{{unit * 20_000}}}"):
+        assert grade(response, "x+1", "latex").reason in ("wrong", "no_answer", "grader_error")
+    assert grade(r"\boxed{1+x}", "x+1", "latex").correct
+
+
 def processor_seconds() -> float:
     times = os.times()
     return times.children_user + times.children_system
 
 
 def test_memory_is_limited() -> None:
-    assert grade(r"\boxed{1+x}", "x+1", "latex").correct
+    assert grade(r"\boxed{m+x}", "x+m", "latex").correct  # new, so that the worker has surely started
     process = latex._Comparer.of_this_process().process
     assert process is not None
     limits = Path("/proc", str(process.pid), "limits").read_text(encoding="ascii")
@@ -143,7 +153,7 @@ def test_memory_is_limited() -> None:
 
 
 def test_a_batch_keeps_to_its_time_and_grades_the_rest() -> None:
-    assert grade(r"\boxed{1+x}", "x+1", "latex").correct  # the worker runs
+    assert grade(r"\boxed{t+x}", "x+t", "latex").correct  # the worker runs
     towers = [Response(rf"\boxed{{{n}^{{9^{{9^{{9}}}}}}}}", "x+1") for n in range(10, 30)]
     started = time.monotonic()
     grades = grade_all([*towers, Response(r"\boxed{5}", "5"), Response(r"\boxed{x+2}", "x+3")], "latex", seconds=3.0)
@@ -153,7 +163,7 @@ def test_a_batch_keeps_to_its_time_and_grades_the_rest() -> None:
 
 
 def test_a_worker_that_dies_costs_one_verdict() -> None:
-    assert grade(r"\boxed{1+x}", "x+1", "latex").correct
+    assert grade(r"\boxed{d+x}", "x+d", "latex").correct
     process = latex._Comparer.of_this_process().process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
