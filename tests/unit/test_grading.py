@@ -278,6 +278,7 @@ def test_the_text_of_an_option_is_as_good_as_its_letter(response: str, gold: str
         ("Which?\nA. coil\nB. nail of iron \nC. rope", ("coil", "nail of iron", "rope")),
         ("Which?\n(A) coil\n(B) nail", ("coil", "nail")),
         ("Which?\nA) x\nB) y\n\nAnswer: A\n\nWhich?\nA) coil\nB) nail\nAnswer:", ("coil", "nail")),
+        ("Article: A. B.\nQuestion: Which?\nOptions: A: coil\nB: nail", ("coil", "nail")),
         ("A. Smith asks: which?", ()),
         ("How many?", ()),
     ],

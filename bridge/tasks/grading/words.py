@@ -32,7 +32,7 @@ _LONE = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 
-_OPTION_LINE = re.compile(r"^[ \t]*\(?([A-J])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+_OPTION_LINE = re.compile(r"^[ \t]*(?:Options:[ \t]*)?\(?([A-J])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 
 _NEGATED = re.compile(r"\b(?:not|neither|nor)\s+(?:option\s+)?\(?[A-J]\)?(?!\w)")
 _RELATION = re.compile(r"\b(?:label|relation(?:ship)?)[*_]*\s*(?:\bis\b|:)[*_]*\s*(?:that\s+of\s+)?", re.IGNORECASE)

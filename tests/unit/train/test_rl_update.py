@@ -20,6 +20,7 @@ from bridge.tasks.grading import Grade
 from bridge.train.advantages import group_advantages, mixed_groups
 from bridge.train.batches import Row
 from bridge.train.model import load_model
+from bridge.train.starts import Start
 
 CPU = torch.device("cpu")
 PROMPTS = [[6, 15, 7, 16, 2], [5, 2], [9, 9, 15, 9, 9, 16, 2]]
@@ -162,10 +163,13 @@ def test_a_rollout_batch_is_judged_as_one() -> None:
     chat = Words("#### 7", "#### 35%", "<think>a</think><answer>7</answer>", "The answer is iron")
     settings = rl_settings(group=2, format_reward=0.25, grading={"percent": "hundredth"})
     one, two = [Completion([0], [-1.0], False), Completion([2], [-1.0], False)], [Completion([1], [-1.0], False)] * 2
-    groups = judge(chat, [([5], "7", (), one), ([6], "0.35", (), two)], "number", settings)  # type: ignore[arg-type]
+    groups = judge(
+        chat, [(Start(0, 0, [5], []), "7", (), one), (Start(1, 0, [6], []), "0.35", (), two)], "number", settings
+    )  # type: ignore[arg-type]
     assert [[s.reward for s in group] for group in groups] == [[1.0, 1.25], [1.0, 1.0]]
     assert [[s.prompt for s in group] for group in groups] == [[[5], [5]], [[6], [6]]]
-    asked = [([5], "B", ("wood", "iron"), [Completion([3], [-1.0], False)] * 2)]
+    # what a start state gives is text of the response too
+    asked = [(Start(0, 1, [5, 3], [3]), "B", ("wood", "iron"), [Completion([0], [-1.0], False)] * 2)]
     (group,) = judge(chat, asked, "choice", settings)  # type: ignore[arg-type]
     assert [s.reward for s in group] == [1.0, 1.0]
 
