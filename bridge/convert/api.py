@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from bridge.convert.companions import (
     Companions,
     config_warnings,
     find_companions,
-    read_blocks,
     true_config,
 )
 from bridge.convert.formats import open_source
+from bridge.convert.lora import ADAPTER_CONFIG, has_adapter, is_adapter_name, merge
+from bridge.convert.places import inside, read_blocks
 from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place
 from bridge.convert.source import Source, Tensor, nbytes
 from bridge.convert.writer import same_bytes, write_bytes, write_file, write_json
@@ -94,30 +95,71 @@ def write_into(
     check_dtype(dtype)
     if not os.path.lexists(src):
         raise UserError(f"{src}: does not exist; check the path of the checkpoint")
-    with _as_user_errors(folder), open_source(src) as source:
+    with _as_user_errors(folder), open_source(src, dtype) as source, _base(source, base, dtype) as model:
+        if source.format == "peft" and model is None:
+            return _keep_adapter(source, folder, dtype, progress)
         companions = find_companions(source.folder, base)
-        tie = decide_tie(
-            source.tensors, companions.config, lambda a, b: same_bytes(source.tensors[a], source.tensors[b])
-        )
-        kept = {name: t for name, t in source.tensors.items() if tie.dropped is None or name != tie.dropped[0]}
+        tensors = source.tensors
+        if has_adapter(tensors) or model is not None:
+            tensors = merge(source, model.tensors if model else None, companions.config, dtype)
+        tie = decide_tie(tensors, companions.config, lambda a, b: same_bytes(tensors[a], tensors[b]))
+        kept = {name: tensor for name, tensor in tensors.items() if tie.dropped is None or name != tie.dropped[0]}
         files = place(kept, dtype, max_shard_size)
-        _check_space(folder, files)
         warnings = [*source.warnings, *_write_weights(folder, files, kept, progress)]
-        for file in source.files:
-            file.check_unchanged()
+        _check_unchanged(source, model)
         written = main_dtype(kept, dtype)
         _write_companions(folder, files, companions, written, tie)
         flush(folder)
-        return Report(
-            format=source.format,
-            tensors=len(kept),
-            bytes=sum(file.data for file in files),
-            files=len(files),
-            dtype=written or "none",
+        return _report(
+            source,
+            files,
+            written,
             tied=[tie.dropped[0]] if tie.dropped else [],
-            dropped=source.dropped,
             warnings=[*warnings, *_warnings(source, companions, tie)],
         )
+
+
+@contextmanager
+def _base(source: Source, base: Path | None, dtype: str) -> Iterator[Source | None]:
+    """The model that an adapter is merged into, opened; None where the checkpoint has its own weights."""
+    alone = all(is_adapter_name(name) for name in source.tensors)
+    if base is None or not (source.format == "peft" or alone):
+        yield None
+        return
+    with open_source(base, dtype) as model:
+        yield model
+
+
+def _keep_adapter(source: Source, folder: Path, dtype: str, progress: Progress | None) -> Report:
+    """An adapter as safetensors, with its configuration: what PEFT and vLLM load beside the base model."""
+    files = [replace(file, name="adapter_model.safetensors") for file in place(source.tensors, dtype, 1 << 62)]
+    warnings = [*source.warnings, *_write_weights(folder, files, source.tensors, progress)]
+    _check_unchanged(source)
+    write_bytes(folder / ADAPTER_CONFIG, read_blocks(inside(source.folder, ADAPTER_CONFIG)))
+    flush(folder)
+    warnings.append("the adapter was kept as it is; name its base model (--base) to merge it")
+    return _report(source, files, main_dtype(source.tensors, dtype), tied=[], warnings=warnings)
+
+
+def _report(
+    source: Source, files: list[OutputFile], dtype: str | None, *, tied: list[str], warnings: list[str]
+) -> Report:
+    return Report(
+        format=source.format,
+        tensors=sum(len(file.tensors) for file in files),
+        bytes=sum(file.data for file in files),
+        files=len(files),
+        dtype=dtype or "none",
+        tied=tied,
+        dropped=source.dropped,
+        warnings=warnings,
+    )
+
+
+def _check_unchanged(*sources: Source | None) -> None:
+    for source in sources:
+        for file in source.files if source else ():
+            file.check_unchanged()
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -168,6 +210,7 @@ def _shared(tensors: dict[str, Tensor]) -> list[list[str]]:
 def _write_weights(
     folder: Path, files: list[OutputFile], tensors: dict[str, Tensor], progress: Progress | None
 ) -> list[str]:
+    _check_space(folder, files)
     total = sum(file.data for file in files)
     done = 0
 
