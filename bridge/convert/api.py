@@ -24,8 +24,8 @@ from bridge.convert.companions import (
 from bridge.convert.formats import open_source
 from bridge.convert.lora import ADAPTER_CONFIG, has_adapter, is_adapter_name, merge
 from bridge.convert.places import inside, read_blocks
-from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place
-from bridge.convert.source import Source, Tensor, nbytes
+from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place, tie_flag
+from bridge.convert.source import IncompleteError, Source, Tensor, nbytes
 from bridge.convert.writer import same_bytes, write_bytes, write_file, write_json
 from bridge.errors import UserError
 
@@ -163,32 +163,49 @@ def _check_unchanged(*sources: Source | None) -> None:
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """What the checkpoint at `path` holds, as JSON: format, wrapper, step, files, tensors, bytes, shared, config.
+    """What the checkpoint at `path` holds, as JSON: format, ranks, step, files, tensors, dtypes, bytes, ties, config.
 
-    Only the index of each file is read. UserError as in `convert`.
+    Only the index of each file is read. Of an unfinished checkpoint there is only `missing`, a sentence that names what
+    is not there; it is None for a whole one. UserError as in `convert`.
     """
     if not os.path.lexists(path):
         raise UserError(f"{path}: does not exist; check the path")
-    with open_source(path) as source:
+    try:
+        source = open_source(path)
+    except IncompleteError as error:
+        return {"path": str(path), "missing": str(error)}
+    with source:
         try:
-            config: str | None = str(find_companions(source.folder, None).files[CONFIG])
+            companions = find_companions(source.folder, None)
         except UserError:
-            config = None
+            companions = None
+        tensors = source.tensors
         return {
             "path": str(path),
             "format": source.format,
-            "wrapper": list(source.wrapper),
+            "missing": None,
+            "ranks": source.ranks,
             "step": source.step,
+            "wrapper": list(source.wrapper),
             "files": [str(file.path) for file in source.files],
-            "bytes": sum(nbytes(tensor) for tensor in source.tensors.values()),
-            "tensors": [
-                {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
-                for name, tensor in source.tensors.items()
-            ],
-            "shared": _shared(source.tensors),
+            "bytes": sum(nbytes(tensor) for tensor in tensors.values()),
+            "dtypes": _bytes_by_dtype(tensors),
+            "shared": _shared(tensors),
+            "tie_word_embeddings": tie_flag(companions.config) if companions else None,
+            "config": str(companions.files[CONFIG]) if companions else None,
             "dropped": source.dropped,
-            "config": config,
+            "warnings": source.warnings,
+            "tensors": [
+                {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in tensors.items()
+            ],
         }
+
+
+def _bytes_by_dtype(tensors: dict[str, Tensor]) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for tensor in tensors.values():
+        held[tensor.dtype] = held.get(tensor.dtype, 0) + nbytes(tensor)
+    return held
 
 
 def parse_size(text: str) -> int:

@@ -30,7 +30,7 @@ def open_dcp(folder: Path) -> Source:
     """The folder as a Source. IncompleteError if a file that it needs is missing, UserError if it is damaged."""
     path = inside(folder, METADATA)
     with Source("dcp", folder).opening() as source:
-        metadata = _read_metadata(source.open(path))
+        metadata = _read_metadata(source.add(path))
         stored = _stored(path, metadata)
         names = sorted({name for name, _, _ in stored.values()})
         missing = [name for name in names if not inside(folder, name).exists()]
@@ -131,7 +131,7 @@ def _tensor(
             raise UserError(f"{source.path}: says nowhere where a part of {name[:120]!a} lies; save it again")
         file_name, offset, length = stored[full, origin]
         if file_name not in files:
-            files[file_name] = source.open(inside(source.path, file_name))
+            files[file_name] = source.add(inside(source.path, file_name))
         file = files[file_name]
         if offset + length > file.size:
             raise IncompleteError(f"{file.path}: ends before {name[:120]!a} does; it was cut off, so take a whole copy")

@@ -53,7 +53,7 @@ def open_deepspeed(folder: Path, wanted: str) -> Source:
     if 0 not in models:
         raise IncompleteError(f"{folder}: lacks the model states of rank 0 (mp_rank_00_model_states.pt)")
     with Source("deepspeed", folder).opening() as source:
-        first = read_torch(source.open(inside(folder, models[0])))
+        first = read_torch(source.add(inside(folder, models[0])))
         root = first.root
         if not isinstance(root, dict) or not isinstance(root.get("module"), dict):
             raise UserError(f"{first.file.path}: is no model state of DeepSpeed: it has no module")
@@ -73,8 +73,8 @@ def open_deepspeed(folder: Path, wanted: str) -> Source:
             source.ranks = world
             source.format = "deepspeed-zero3" if placeholders else "deepspeed-zero-masters"
             _refuse_missing(folder, world, models if placeholders else {}, optimizers)
-            masters = [read_torch(source.open(inside(folder, optimizers[rank]))) for rank in range(world)]
-            others = [read_torch(source.open(inside(folder, models[rank]))) for rank in range(1, world) if placeholders]
+            masters = [read_torch(source.add(inside(folder, optimizers[rank]))) for rank in range(world)]
+            others = [read_torch(source.add(inside(folder, models[rank]))) for rank in range(1, world) if placeholders]
             held |= _from_masters(str(folder), shapes, masters)
             if placeholders:
                 held |= _frozen(str(folder), [first, *others])

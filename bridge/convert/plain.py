@@ -81,7 +81,7 @@ def step_of(root: Any) -> int | None:
 
 
 def _read_part(source: Source, path: Path) -> _Part:
-    content = read_torch(source.open(path))
+    content = read_torch(source.add(path))
     wrapper, state = find_weights(content.root, str(path))
     found, dropped = tensors_of(state, str(path))
     references = {name: value for name, value in found.items() if isinstance(value, TensorRef)}

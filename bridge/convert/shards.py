@@ -37,7 +37,7 @@ def open_shards(folder: Path) -> Source:
     names = [entry.name for entry in folder.iterdir()]
     files = _of_one_save(folder, names)
     with Source("fsdp", folder, ranks=len(files)).opening() as source:
-        ranks = [read_torch(source.open(inside(folder, name))) for name in files]
+        ranks = [read_torch(source.add(inside(folder, name))) for name in files]
         source.step = step_of(ranks[0].root)
         _fill(source, ranks)
     return source

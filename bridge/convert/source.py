@@ -260,7 +260,7 @@ class Source:
         """Where configuration and tokenizer are looked for first."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def open(self, path: Path) -> SourceFile:
+    def add(self, path: Path) -> SourceFile:
         """Open one more file, which is closed with the source."""
         file = SourceFile(path)
         self.files.append(file)

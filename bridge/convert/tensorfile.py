@@ -56,7 +56,7 @@ def _open(where: Path, files: dict[str, Path], weight_map: dict[str, str] | None
         home: dict[str, str] = {}
         tensors: dict[str, StridedTensor] = {}
         for name, path in files.items():
-            for tensor, value in read_header(source.open(path)).items():
+            for tensor, value in read_header(source.add(path)).items():
                 if tensor in home:
                     raise UserError(f"{path}: {tensor[:120]!a} is in {home[tensor]} too; remove the stale file")
                 home[tensor], tensors[tensor] = name, value

@@ -221,6 +221,24 @@ def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_
         return convert(source, output, dtype=dtype, base=base, max_shard_size=size, progress=advance).to_json()
 
 
+def follow_folder(
+    source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str, until: int | None
+) -> Json:
+    """`bridge-rl convert --follow`; what was converted and what was refused."""
+    from bridge.convert import check_dtype, convert, follow, parse_size
+    from bridge.convert.api import Report
+
+    check_dtype(dtype)
+    size = parse_size(max_shard_size)
+
+    def one(step: Path, out: Path) -> Report:
+        report = convert(step, out, dtype=dtype, base=base, max_shard_size=size)
+        sys.stderr.write(f"{out}: {report.tensors} tensors, {report.bytes:,} bytes of {report.dtype}\n")
+        return report
+
+    return follow(source, output, one, until=until).to_json()
+
+
 def inspect_path(path: Path) -> Json:
     """`bridge-rl inspect`: an artifact by its seal, a model folder by its headers, a checkpoint by its index."""
     from bridge.convert import inspect
