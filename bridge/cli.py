@@ -446,9 +446,7 @@ def convert(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     base: Annotated[
         Path | None,
-        typer.Option(
-            metavar="MODEL", help="The model an adapter is merged into; config and tokenizer come from it last."
-        ),
+        typer.Option(metavar="MODEL", help="Model to merge an adapter into; else its config serves last."),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest weight file.")] = "5GB",
     follow: Annotated[bool, typer.Option("--follow", help="Convert each step in SRC as it is saved.")] = False,
@@ -459,6 +457,8 @@ def convert(
     from bridge.launch import show
     from bridge.stages import alone
 
+    if until is not None and not follow:
+        raise UserError("--until says when --follow ends; give both")
     if follow:
         report = alone.follow_folder(source, output, dtype, base, max_shard_size, until)
     else:

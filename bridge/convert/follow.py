@@ -95,7 +95,7 @@ def since(
 
 def _look(folder: Path) -> Look:
     try:
-        found = steps(folder, [entry.name for entry in folder.iterdir() if not (entry.name.endswith(".tmp"))])
+        found = steps(folder, [entry.name for entry in folder.iterdir()])
         return {path.name: _files(path) for path in reversed(found)}
     except OSError:  # the folder was moved away in between
         return {}

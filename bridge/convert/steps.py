@@ -25,7 +25,7 @@ def steps(folder: Path, names: Iterable[str]) -> list[Path]:
     """
     found = {name: step for name in names if (step := number(name)) is not None}
     last = _tracked(folder)
-    counted = {name: step for name, step in found.items() if last is None or step <= last} or found
+    counted = {name: step for name, step in found.items() if last is None or step <= last}
     return [folder / name for name in sorted(counted, key=lambda name: (-counted[name], name))]
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -254,21 +255,4 @@ def inspect_path(path: Path) -> Json:
             return facts
     elif (path / SEAL).exists():
         raise UserError(f"{path}: its {SEAL} cannot be read")
-    if path.is_dir() and any(path.glob("*.safetensors")):
-        return facts | _safetensors_facts(path)
     return facts | inspect(path)
-
-
-def _safetensors_facts(path: Path) -> Json:
-    from safetensors import SafetensorError, safe_open
-
-    tensors = []
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as weights:
-                for name in weights.keys():  # noqa: SIM118 (a safetensors file is no mapping)
-                    part = weights.get_slice(name)
-                    tensors.append({"name": name, "dtype": part.get_dtype(), "shape": part.get_shape()})
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: is damaged: {error}") from None
-    return {"path": str(path), "format": "safetensors", "tensors": tensors}

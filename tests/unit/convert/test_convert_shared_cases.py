@@ -1,4 +1,4 @@
-"""Real checkpoints of torch 2.6 and 2.13, DeepSpeed and PEFT with their true tensors, where their folder lies nearby."""
+"""Real checkpoints of torch 2.6 and 2.13, DeepSpeed and PEFT with their true tensors, where they lie nearby."""
 
 import json
 from pathlib import Path
