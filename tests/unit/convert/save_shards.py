@@ -22,7 +22,7 @@ def truth() -> dict[str, torch.Tensor]:
 
 
 def placed_tensor(tensor: torch.Tensor, mesh: Any, placements: list[Any]) -> DTensor:
-    """This process's part of a tensor that is the same everywhere: cut by torch.chunk, one mesh axis after the other."""
+    """This process's part of a tensor that all hold: cut by torch.chunk, one mesh axis after the other."""
     local = tensor
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
