@@ -1,7 +1,6 @@
 """Following a training that is still running: every whole step once, never a half one, and a clean end."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -175,4 +174,4 @@ def test_a_killed_follower_goes_on_where_it_was(followed: tuple[Path, Path, Any]
     )
     assert done.returncode == 0, done.stderr
     assert list(json.loads(done.stdout)["converted"]) == ["step-00000002.pt"]
-    assert sorted(os.listdir(out)) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in out.iterdir()) == ["step-00000001", "step-00000002"]
