@@ -22,7 +22,7 @@ from bridge.convert.companions import (
     true_config,
 )
 from bridge.convert.formats import open_source
-from bridge.convert.lora import ADAPTER_CONFIG, has_adapter, is_adapter_name, merge
+from bridge.convert.lora import ADAPTER_CONFIG, PREFIX, has_adapter, is_adapter_name, merge
 from bridge.convert.places import inside, read_blocks
 from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place, tie_flag
 from bridge.convert.source import IncompleteError, Source, Tensor, nbytes
@@ -132,13 +132,14 @@ def _base(source: Source, base: Path | None, dtype: str) -> Iterator[Source | No
 
 def _keep_adapter(source: Source, folder: Path, dtype: str, progress: Progress | None) -> Report:
     """An adapter as safetensors, with its configuration: what PEFT and vLLM load beside the base model."""
-    files = [replace(file, name="adapter_model.safetensors") for file in place(source.tensors, dtype, 1 << 62)]
-    warnings = [*source.warnings, *_write_weights(folder, files, source.tensors, progress)]
+    tensors = {PREFIX + name.removeprefix(PREFIX): tensor for name, tensor in source.tensors.items()}
+    files = [replace(file, name="adapter_model.safetensors") for file in place(tensors, dtype, 1 << 62)]
+    warnings = [*source.warnings, *_write_weights(folder, files, tensors, progress)]
     _check_unchanged(source)
     write_bytes(folder / ADAPTER_CONFIG, read_blocks(inside(source.folder, ADAPTER_CONFIG)))
     flush(folder)
     warnings.append("the adapter was kept as it is; name its base model (--base) to merge it")
-    return _report(source, files, main_dtype(source.tensors, dtype), tied=[], warnings=warnings)
+    return _report(source, files, main_dtype(tensors, dtype), tied=[], warnings=warnings)
 
 
 def _report(

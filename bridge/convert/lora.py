@@ -25,7 +25,9 @@ from bridge.errors import UserError
 ADAPTER_CONFIG = "adapter_config.json"
 VERL_META = "lora_train_meta.json"
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What PEFT puts before every name of an adapter."""
+
 _FACTOR = re.compile(r"(.*)\.(lora_(?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
 _SAVED = re.compile(r"(.*)\.modules_to_save(?:\.default)?\.(.*)")
 _UNKNOWN = re.compile(r".*\.(lora_magnitude_vector|lora_[AB]\.bias|lora_[AB]\.default\.bias)(\..*)?")
@@ -151,7 +153,8 @@ def merge(
 def read_settings(source: Source, where: str) -> Settings:
     """alpha and its company, from `adapter_config.json` or verl's `lora_train_meta.json` beside the weights."""
     folder = source.folder
-    path = next((folder / name for name in (ADAPTER_CONFIG, VERL_META) if (folder / name).is_file()), None)
+    names = (ADAPTER_CONFIG, VERL_META)
+    path = next((p / name for p in (folder, folder.absolute().parent) for name in names if (p / name).is_file()), None)
     if path is None:
         raise UserError(
             f"{where}: holds LoRA weights, but no {ADAPTER_CONFIG} or {VERL_META} beside them says what lora_alpha is; "
@@ -203,7 +206,7 @@ def _merged(
 
 def _plain(name: str) -> str:
     """The name of the adapted model's own parameter."""
-    name = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+    name = name.removeprefix(PREFIX).replace(".base_layer.", ".")
     match = _SAVED.fullmatch(name)
     return f"{match[1]}.{match[2]}" if match else name
 

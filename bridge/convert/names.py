@@ -19,7 +19,7 @@ _LEVELS = 4
 _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 """Name parts that torch.compile, FSDP, activation checkpointing and Lightning put anywhere in a name."""
 
-_LEADING = ("module.", "policy.", "actor.", "pretrained_model.")
+_LEADING = ("base_model.model.", "module.", "policy.", "actor.", "pretrained_model.")
 """Prefixes of whole-model wrappers. They are noise only where every name has them."""
 
 

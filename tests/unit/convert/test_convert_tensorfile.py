@@ -69,7 +69,7 @@ def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
         ({"a": entry(shape=(-2,))}, "not described"),
         ({"a": entry(shape=(2.0,))}, "not described"),
         ({"a": entry(shape=(1,) * 40)}, "not described"),
-        ({"a": entry(shape=(2**62, 2**62, 0), offsets=(0, 0)), "b": entry()}, "overflows"),
+        ({"a": entry(shape=(2**62, 2**62, 0), offsets=(0, 0)), "b": entry()}, "overflows 64 bits"),
         ({"a": entry(shape=(2**62, 2**62))}, "not what its shape needs"),
         ({"a": entry("F4", (16,))}, "'F4', which is not known"),
         ({"a": 3}, "not described"),
