@@ -379,20 +379,39 @@ def prune(
 
 @app.command(epilog="Example: bridge-rl data igsm --split sft --size 2000 --seed 0 -o sft.parquet ops=[15,20]")
 def data(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The task, such as igsm.")],
-    split: Annotated[str, typer.Option(help="sft, rl, val or test.")],
-    size: Annotated[int, typer.Option(min=1, help="Number of rows.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.parquet", help="Where to write.")],
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Such as igsm, gsm8k or my.py:Task.")] = None,
+    split: Annotated[str | None, typer.Option(help="sft, rl, val or test.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Number of rows. Default: all, of a public data set.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write: .parquet, or R³'s .json.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws the problems and the wording.")] = 0,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Also tell the lengths in tokens of this model.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", metavar="FILE", help="Write nothing; look whether FILE is sound.")
+    ] = None,
+    against: Annotated[
+        list[Path] | None, typer.Option("--against", metavar="FILE", help="With --check: other splits, for overlap.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as ops=[15,20] or behavior=bridge.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one split of a task. KEY=VALUE sets the task's settings, or `behavior`."""
-    from bridge.stages import alone
+    """Write one split of a task, or check a data file. KEY=VALUE sets the task's settings, or `behavior`."""
+    from bridge.stages import alone, datacheck
 
-    summary = alone.write_data(task, split, size, seed, output, settings or [])
+    if check is not None:
+        found = datacheck.check(check, against or [])
+        _print_json(found) if as_json else _say(datacheck.describe(found))
+        if not found["ok"]:
+            raise typer.Exit(1)
+        return
+    if task is None or split is None or output is None:
+        raise UserError("data: give TASK, --split and --output, or --check FILE")
+    summary = alone.write_data(task, split, size, seed, output, tokenizer, settings or [])
     _print_json(summary) if as_json else _say(alone.describe_data(summary, output))
 
 
@@ -404,7 +423,7 @@ def evaluate(
         str, typer.Argument(metavar="MODEL", help="A model folder, or a hub name with its owner (OWNER/NAME).")
     ],
     task: Annotated[
-        str, typer.Option(metavar="T", help="A task (igsm), a dataset artifact, or a .parquet/.jsonl file.")
+        str, typer.Option(metavar="T", help="A task (igsm, gsm8k, my.py:Task), a dataset artifact, or a data file.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the evaluation goes.")],
     samples: Annotated[int, typer.Option(min=1, help="Answers per problem.")] = 8,

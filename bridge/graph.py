@@ -251,7 +251,7 @@ def _identity(element: Element) -> dict[str, Any]:
         field: [source.stage, source.element] if isinstance(source, Edge) else source.text
         for field, source in element.inputs
     }
-    return {"settings": settings, "task": element.task.model_dump(mode="json"), "inputs": inputs}
+    return {"settings": settings, "task": element.task.identity(), "inputs": inputs}
 
 
 def _label(element: Element, values: Sequence[Mapping[str, Any]], varying: Sequence[str]) -> str:

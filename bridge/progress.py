@@ -32,7 +32,8 @@ class Meter:
     """Counts units of work and knows the rate and the time left."""
 
     label: str
-    total: int
+    total: int | None
+    """None: not known beforehand."""
     unit: str
     done: int = 0
     first: int = 0
@@ -53,14 +54,15 @@ class Meter:
 
     @property
     def left(self) -> float | None:
-        """Seconds until the end at the present rate; None before the first unit."""
-        return (self.total - self.done) / self.rate if self.done > self.first else None
+        """Seconds until the end at the present rate; None before the first unit, and where there is no known total."""
+        return (self.total - self.done) / self.rate if self.total is not None and self.done > self.first else None
 
     def line(self) -> str:
         """One line for a log."""
         left = "" if self.left is None else f", {duration(self.left)} left"
         note = f"  {self.note}" if self.note else ""
-        return f"{self.label}: {self.done}/{self.total} {self.unit}, {self.rate:.3g}/s{left}{note}"
+        count = self.done if self.total is None else f"{self.done}/{self.total}"
+        return f"{self.label}: {count} {self.unit}, {self.rate:.3g}/s{left}{note}"
 
 
 class _Shown(Meter):
@@ -74,7 +76,12 @@ class _Shown(Meter):
 
     def advance(self, amount: int = 1, **values: float) -> None:
         super().advance(amount, **values)
-        self._emit(force=self.done >= self.total)
+        self._emit(force=self.total is not None and self.done >= self.total)
+
+    def finish(self) -> None:
+        """Say once more how far it came, where nobody knew that this was the end."""
+        if self.total is None:
+            self._emit(force=True)
 
     def _emit(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -107,8 +114,8 @@ def _replace(path: Path, value: dict[str, object]) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Meter]:
-    """Show the progress of `total` units of work, of which `done` were done before.
+def progress(label: str, total: int | None, unit: str, done: int = 0) -> Iterator[Meter]:
+    """Show the progress of `total` units of work (None: nobody knows how many), of which `done` were done before.
 
     On a terminal this is a bar with rate and time left; elsewhere a plain line every ten seconds. Where the
     environment names a file in BRIDGE_PROGRESS, the same facts are kept there for whoever watches the job.
@@ -118,6 +125,7 @@ def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Meter
     if not sys.stderr.isatty():
         meter.show(None, file)
         yield meter
+        meter.finish()
         return
     columns = (
         TextColumn("{task.description}"),
@@ -131,3 +139,4 @@ def progress(label: str, total: int, unit: str, done: int = 0) -> Iterator[Meter
     with Progress(*columns, console=Console(stderr=True)) as bar:
         meter.show(bar, file)
         yield meter
+        meter.finish()

@@ -56,8 +56,10 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
     if path.is_dir():
         return {"path": str(path), "digest": _folder_digest(path, wanted, where), "binds": places(path)}
     if path.is_file() and wanted == "dataset":
-        if path.suffix not in (".parquet", ".jsonl"):
-            raise UserError(f"{where}: {text}: a data file must be .parquet or .jsonl, or an artifact folder")
+        if path.suffix not in (".parquet", ".jsonl", ".json"):
+            raise UserError(
+                f"{where}: {text}: a data file must be .parquet, .jsonl or R³'s .json, or an artifact folder"
+            )
         return {"path": str(path), "digest": file_digest(path), "binds": places(path)}
     if path.exists():
         raise UserError(f"{where}: {text}: is no folder; a {wanted} is wanted")
@@ -68,7 +70,7 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
 
 def places(path: Path) -> list[str]:
     """What must be seen inside an image, so that an input can be read: itself, and folders that links in it lead to."""
-    files = [path, *path.iterdir()] if path.is_dir() else [path]
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
     targets = {file.resolve().parent for file in files if file.is_symlink() and file.exists()}
     return [str(path), *sorted(str(folder) for folder in targets if not folder.is_relative_to(path))]
 
@@ -126,6 +128,8 @@ class Request:
     externals: Mapping[str, Json]
     code: str
     """Digest of the code."""
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    """Files of the user's own that travel with the code: name in its folder → content."""
     image: Json | None = None
     """What the image is built from; None where no stage runs in one."""
     images: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -176,6 +180,10 @@ def _fill(folder: Path, request: Request, run_id: str, image: Json | None) -> No
         target = folder / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+    for name, content in request.files.items():
+        target = folder / "code" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
     commit, diff = _git_state()
     if diff:
         (folder / "code" / "uncommitted.diff").write_bytes(diff)

@@ -15,8 +15,8 @@ from pydantic_core import PydanticUndefined
 from bridge.config.experiment import Experiment
 from bridge.config.images import Base, Built, Image, Lock
 from bridge.config.profile import Allocation, Profile
-from bridge.config.stages import STAGE_KINDS, Behavior, Resources, StageSettings
-from bridge.config.tasks import IgsmSettings, Style
+from bridge.config.stages import STAGE_KINDS, Behavior, Resources, StageSettings, Starts
+from bridge.config.tasks import TASKS, OwnTask, Style
 
 HEAD = """\
 # Every setting
@@ -81,8 +81,10 @@ def page() -> str:
     parts += [
         section("`resources` of a stage", Resources),
         section("`behavior` of a data stage", Behavior),
-        section("Task `igsm`", IgsmSettings, leave_out=frozenset({"name"})),
+        section("`starts` of an rl stage", Starts),
+        *(section(f"Task `{name}`", model, leave_out=frozenset({"name"})) for name, model in TASKS.items()),
         section("`style` of the task `igsm`", Style),
+        section("A task of yours", OwnTask),
         section("A profile (`slurm/*.yaml`)", Profile),
         section("`defaults` and `stages.KIND` of a profile", Allocation),
         section("An image (`containers/images.yaml`, `images.NAME`)", Image),

@@ -10,6 +10,7 @@ from bridge.behaviors.wording import wording
 from bridge.config.stages import Behavior
 from bridge.config.tasks import Style
 from bridge.tasks import frames
+from bridge.tasks.chain import Chain
 from bridge.tasks.dag import Node, Problem
 from bridge.tasks.streams import Draw, take
 
@@ -123,6 +124,13 @@ class _Writer:
         return templates[int(self.draw() * len(templates))] if len(templates) > 1 else templates[0]
 
 
-def writer(behavior: Behavior, style: Style) -> Callable[[Problem, Draw], str]:
+def writer(behavior: Behavior, style: Style) -> Callable[[Problem | Chain, Draw], str]:
     """What a task needs in order to word the solutions of its problems."""
-    return lambda problem, draw: solution(problem, behavior, style, draw)
+    from bridge.behaviors.chain import chain_solution
+
+    def write(problem: Problem | Chain, draw: Draw) -> str:
+        if isinstance(problem, Chain):
+            return chain_solution(problem, behavior, draw)
+        return solution(problem, behavior, style, draw)
+
+    return write

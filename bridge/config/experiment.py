@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from bridge.config.base import Settings, matching
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.stages import STAGE_KINDS, InitSettings, Seed, Stage
-from bridge.config.tasks import TaskSettings
+from bridge.config.tasks import TASKS, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import Raw, line_of, scalar
 from bridge.errors import UserError
@@ -47,6 +47,10 @@ class Experiment(Settings):
     """Setting path → values. Every combination is one point."""
     stages: Annotated[dict[Annotated[str, AfterValidator(STAGE_NAME)], Stage], Field(min_length=1)]
     """Name → settings of each stage. Inputs name other stages; the order does not matter."""
+
+
+KINDS: dict[str, Iterable[str]] = {"kind": STAGE_KINDS, "name": [*TASKS, "FILE.py:CLASS"]}
+"""Field that decides what the others may be → what is known."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def _validate(raw: Raw, name: str, text: str) -> Experiment:
         return Experiment.model_validate(seeded)
     except ValidationError as error:
         problems = []
-        for path, sentence in sentences(error, _valid_keys(raw), STAGE_KINDS):
+        for path, sentence in sentences(error, _valid_keys(raw), KINDS):
             shown = _without_tags(path, raw)
             line = line_of(text, tuple(shown)) if text else None
             where = f"{name}:{line}" if line else name
@@ -158,9 +162,12 @@ def _with_seed(raw: Raw) -> Raw:
 
 
 def _without_tags(path: list[str | int], raw: Raw) -> list[str | int]:
-    """pydantic puts the discriminator's value into the path of a stage, and a class name into that of a union."""
+    """pydantic puts the discriminator's value into the path of a stage or task, and a class's name into that of a
+    union."""
     if path[:1] == ["stages"] and len(path) > 2 and path[2] in STAGE_KINDS:
         return path[:2] + path[3:]
+    if path[:1] == ["task"] and len(path) > 1 and path[1] in (*TASKS, "own"):
+        return path[:1] + path[2:]
     if path[:1] == ["model"] and len(path) > 1 and path[1] in ("str", "FromScratch"):
         return path[:1] + path[2:]
     return path
@@ -178,6 +185,9 @@ def _valid_keys(raw: Mapping[str, Any]) -> dict[tuple[str | int, ...], Iterable[
 
     keys: dict[tuple[str | int, ...], Iterable[str]] = {}
     below((), Experiment)
+    tasks: dict[str, type[BaseModel]] = {**TASKS, "own": OwnTask}
+    for name, task in tasks.items():
+        below(("task", name), task)
     stages = raw.get("stages")
     for name, stage in (stages if isinstance(stages, dict) else {}).items():
         kind = stage.get("kind") if isinstance(stage, dict) else None

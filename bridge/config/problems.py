@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -11,10 +12,13 @@ from bridge.errors import UserError
 
 
 def sentences(
-    error: ValidationError, keys: Mapping[tuple[str | int, ...], Iterable[str]], kinds: Iterable[str] = ()
+    error: ValidationError,
+    keys: Mapping[tuple[str | int, ...], Iterable[str]],
+    kinds: Mapping[str, Iterable[str]] | None = None,
 ) -> list[tuple[list[str | int], str]]:
-    """(path, sentence) for each problem. `keys` maps a path to the keys that may stand there."""
-    kinds = list(kinds)
+    """(path, sentence) for each problem. `keys` maps a path to the keys that may stand there, `kinds` a field that
+    decides what the others may be (a stage's `kind`, a task's `name`) to what is known."""
+    kinds = kinds or {}
     found = []
     for item in error.errors(include_url=False):
         path = [part for part in item["loc"] if part != "[key]"]
@@ -25,11 +29,11 @@ def sentences(
         elif kind == "missing":
             text = "is required"
         elif kind == "union_tag_invalid":
-            path.append("kind")
-            text = f"unknown kind {item['ctx']['tag']!r}{nearest(item['ctx']['tag'], kinds)}"
+            path.append(field := _decides(item["ctx"]))
+            text = f"unknown {field} {item['ctx']['tag']!r}{nearest(item['ctx']['tag'], kinds.get(field, ()))}"
         elif kind == "union_tag_not_found":
-            path.append("kind")
-            text = f"is required; known: {', '.join(kinds)}"
+            path.append(field := _decides(item["ctx"]))
+            text = f"is required; known: {', '.join(kinds.get(field, ()))}"
         elif kind == "value_error":
             text = str(item["ctx"]["error"])
         else:
@@ -38,6 +42,11 @@ def sentences(
                 text += f", but it is {item['input']!r}"
         found.append((path, text))
     return found
+
+
+def _decides(context: Mapping[str, Any]) -> str:
+    """The field that a union looks at: pydantic says `'kind'`, or `_name()` where a function looks."""
+    return str(context["discriminator"]).strip("'_()")
 
 
 def named(path: Iterable[str | int], sentence: str) -> str:

@@ -101,6 +101,19 @@ def _named_behavior(value: object) -> object:
     return value
 
 
+class Starts(Settings):
+    """R³'s start states: where a worked solution is cut, so that sampling begins with its first steps given."""
+
+    mode: Literal["mixed", "staged"] = "mixed"
+    """All start states all the time (R³), or one after the other, from the last step to the bare question."""
+    m: Annotated[int, Field(ge=2, le=100)] = 5
+    """Start states of each worked solution: after 0, 1/m, 2/m … of its pieces."""
+    unit: Literal["line", "sentence", "token"] = "line"
+    """What the pieces are. Cuts are between tokens, whatever the unit."""
+    from_question: bool = True
+    """Whether the bare question is one of the start states."""
+
+
 class StageSettings(Settings):
     """What every stage has."""
 
@@ -120,9 +133,10 @@ class DataSettings(StageSettings):
 
     kind: Literal["data"]
     split: Literal["sft", "rl", "val", "test"]
-    """Which split. The splits of a task never share a problem. `sft` rows hold worked solutions."""
-    size: Positive
-    """Number of rows."""
+    """Which split. The splits of a task never share a problem (but see `rl_share` of public data). `sft` rows hold
+    worked solutions."""
+    size: Positive | None = None
+    """Number of rows. Without it, all that a public data set has; other tasks need it."""
     behavior: Annotated[Behavior, BeforeValidator(_named_behavior)] = Behavior()
     """`vanilla`, `bridge`, or a mapping of behavior settings. Only the wording changes, never the problems."""
     tokenizer: bool = False
@@ -257,6 +271,8 @@ class RlSettings(OptimizerSettings):
     """The probability ratio is clipped to 1 ± this."""
     kl: Annotated[float, Field(ge=0)] = 0.0
     """Coefficient of the k3 estimate of KL(policy ‖ starting model)."""
+    starts: Starts | None = None
+    """Begin inside the worked solutions of the data (R³, docs/tasks.md); without it, at the question."""
     mask_truncated: bool = False
     """Leave completions that hit `max_new_tokens` out of the loss; otherwise they count with their reward."""
     format_reward: Annotated[float, Field(ge=0)] = 0.0

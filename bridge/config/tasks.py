@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from bridge.config.base import Settings
+from bridge.config.base import Settings, matching
 
 Range = Annotated[tuple[int, int], Field(strict=False)]
+Digest = Annotated[str, AfterValidator(matching(r"[0-9a-f]{64}", "64 hexadecimal digits"))]
 Ecosystem = Literal["harbor", "museum", "farm", "station"]
 
 
@@ -23,7 +26,18 @@ class Style(Settings):
     """A system turn, think and answer tags and a boxed answer; or only the steps and a line `#### V`."""
 
 
-class IgsmSettings(Settings):
+class AnyTask(Settings):
+    """What every task's settings have."""
+
+    name: str
+    """Which task."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the problems, for fingerprints."""
+        return self.model_dump(mode="json")
+
+
+class IgsmSettings(AnyTask):
     """iGSM as BRIDGE uses it: synthetic grade-school mathematics with an exact operation count (docs/igsm.md)."""
 
     name: Literal["igsm"]
@@ -72,4 +86,151 @@ class IgsmSettings(Settings):
         return self
 
 
-TaskSettings = IgsmSettings
+class FileTask(AnyTask):
+    """A task whose problems are those of a public data set (docs/tasks.md)."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """A file or folder in one of the data set's public forms, or the name of its copy on the hub (OWNER/NAME)."""
+    sha256: Digest | None = None
+    """Digest of the data. The launch fills it in; written down, it pins the data: other files are refused."""
+    rl_share: Annotated[float, Field(gt=0, lt=1)] | Literal["all"] = 0.5
+    """Part of the training questions that go to `rl` and not to `sft`; `all`: both get all of them (ReFT and R³)."""
+    val_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Part of the training questions that go to `val`, where the data have no development set of their own."""
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Part of all questions that goes to `test`, where the data have no test set of their own."""
+    instruction: str = ""
+    """Stands after each question in frame `plain`; "" leaves it out."""
+    frame: Literal["plain", "think"] = "plain"
+    """A response is the work and a line `#### ANSWER`; or a system turn, think and answer tags and a boxed answer."""
+
+    def identity(self) -> dict[str, Any]:
+        """Where the data lie does not matter once their digest is known."""
+        return self.model_dump(mode="json", exclude={"path"} if self.sha256 else None)
+
+
+WORKED = "Work it out step by step. End with a line of its own: four hash signs and the answer, such as #### 42"
+CHOSEN = "Answer with the letter of the right option, on a line of its own after four hash signs, such as #### B"
+LABELLED = "Answer yes, no, or it is not possible to tell, on a line of its own after four hash signs, such as #### no"
+
+
+class Gsm8kSettings(FileTask):
+    """GSM8K: grade-school mathematics in words, with worked solutions."""
+
+    name: Literal["gsm8k"]
+    path: Annotated[str, Field(min_length=1)] = "openai/gsm8k"
+    """A file or folder (`train.jsonl`, `test.jsonl`, Parquet, R³'s JSON), or the name of its copy on the hub."""
+    calculator: bool = False
+    """Keep the calculator marks `<<48/2=24>>` of the worked solutions."""
+    instruction: str = WORKED
+    """Stands after each question in frame `plain`; "" leaves it out."""
+
+
+class SvampSettings(FileTask):
+    """SVAMP: short problems of one or two operations; the worked solution is the equation."""
+
+    name: Literal["svamp"]
+    path: Annotated[str, Field(min_length=1)] = "ChilleD/SVAMP"
+    """A file or folder (`SVAMP.json`, Parquet, R³'s JSON), or the name of its copy on the hub."""
+    instruction: str = WORKED
+    """Stands after each question in frame `plain`; "" leaves it out."""
+
+
+class ArcSettings(FileTask):
+    """ARC: science questions with three to five options."""
+
+    name: Literal["arc"]
+    path: Annotated[str, Field(min_length=1)] = "allenai/ai2_arc"
+    """A file or folder (`ARC-Challenge-Train.jsonl` …, Parquet), or the name of its copy on the hub."""
+    level: Literal["challenge", "easy"] = "challenge"
+    """Which of the two sets."""
+    instruction: str = CHOSEN
+    """Stands after each question in frame `plain`; "" leaves it out."""
+
+
+class MnliSettings(FileTask):
+    """MNLI: does a premise entail a hypothesis? Its development set, whose labels are public, is the test set here."""
+
+    name: Literal["mnli"]
+    path: Annotated[str, Field(min_length=1)] = "nyu-mll/multi_nli"
+    """A file or folder (`multinli_1.0_train.jsonl` …, the .txt or .tsv form, Parquet, R³'s JSON), or a hub name."""
+    genres: Literal["matched", "mismatched"] = "matched"
+    """Which development set: genres that occur in the training set, or others."""
+    instruction: str = LABELLED
+    """Stands after each question in frame `plain`; "" leaves it out."""
+
+
+class SnliSettings(FileTask):
+    """SNLI: the same question as MNLI, about captions of photographs."""
+
+    name: Literal["snli"]
+    path: Annotated[str, Field(min_length=1)] = "stanfordnlp/snli"
+    """A file or folder (`snli_1.0_train.jsonl` …, the .txt form, Parquet, R³'s JSON), or a hub name."""
+    instruction: str = LABELLED
+    """Stands after each question in frame `plain`; "" leaves it out."""
+
+
+class RaceSettings(FileTask):
+    """RACE: questions with four options about a passage, from English examinations."""
+
+    name: Literal["race"]
+    path: Annotated[str, Field(min_length=1)] = "ehovy/race"
+    """A file or folder (`train/high/*.txt` …, Parquet, R³'s JSON), or the name of its copy on the hub."""
+    level: Literal["high", "middle"] = "high"
+    """Which school's examinations."""
+    instruction: str = CHOSEN
+    """Stands after each question in frame `plain`; "" leaves it out."""
+
+
+OWN = r"(?:.*/)?[A-Za-z_][A-Za-z0-9_]*\.py:[A-Za-z_][A-Za-z0-9_]*"
+
+
+class OwnTask(AnyTask):
+    """A task of yours: a class in a Python file (docs/tasks.md). Its other settings are those that the class names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, AfterValidator(matching(OWN, "FILE.py:CLASS"))]
+    """`FILE.py:CLASS`; the file's path is relative to the folder in which you launch."""
+    sha256: Digest | None = None
+    """Digest of the file. The launch fills it in."""
+    file: str | None = None
+    """Where the file lay at the launch, which fills it in. Jobs import the copy that is in the run."""
+
+    def identity(self) -> dict[str, Any]:
+        return {**self.model_dump(mode="json", exclude={"file"}), "name": self.name.rpartition("/")[2]}
+
+
+TASKS: dict[str, type[AnyTask]] = {
+    "igsm": IgsmSettings,
+    "gsm8k": Gsm8kSettings,
+    "svamp": SvampSettings,
+    "arc": ArcSettings,
+    "mnli": MnliSettings,
+    "snli": SnliSettings,
+    "race": RaceSettings,
+}
+
+
+def _name(value: Any) -> str | None:
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    return "own" if isinstance(name, str) and re.fullmatch(OWN, name) else name
+
+
+TaskSettings = Annotated[
+    Annotated[IgsmSettings, Tag("igsm")]
+    | Annotated[Gsm8kSettings, Tag("gsm8k")]
+    | Annotated[SvampSettings, Tag("svamp")]
+    | Annotated[ArcSettings, Tag("arc")]
+    | Annotated[MnliSettings, Tag("mnli")]
+    | Annotated[SnliSettings, Tag("snli")]
+    | Annotated[RaceSettings, Tag("race")]
+    | Annotated[OwnTask, Tag("own")],
+    Discriminator(_name),
+]
+_ADAPTER: TypeAdapter[TaskSettings] = TypeAdapter(TaskSettings)
+
+
+def parse_task(value: Any, *, strict: bool | None = None) -> TaskSettings:
+    """The settings of a task from a mapping; `strict=False` for one that came from JSON. Raises ValidationError."""
+    return _ADAPTER.validate_python(value, strict=strict)

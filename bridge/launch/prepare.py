@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,19 +10,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 import bridge
-from bridge.config.experiment import parse_overrides, points, with_overrides
+from bridge.config.experiment import Point, parse_overrides, points, with_overrides
 from bridge.config.images import Image, read_images
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile, Runtime, allocation, processes
-from bridge.config.stages import STAGE_KINDS, SftSettings, seconds
+from bridge.config.stages import STAGE_KINDS, DataSettings, RlSettings, SftSettings, seconds
+from bridge.config.tasks import FileTask, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
 from bridge.launch.container import Image as ImageHere
 from bridge.launch.runtime import as_recorded, image_of, runtimes
-from bridge.record import Request, code_digest, create, external_digests
+from bridge.record import Request, code_digest, create, external_digests, places
 from bridge.runs import RECORD, Json, Run
+from bridge.tasks import own, resolve_task
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,16 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
     text, raw = read_mapping(experiment)
     name = str(experiment)
     pairs = parse_overrides(overrides)
-    combinations = points(raw, pairs, name, text)
+    combinations = _resolved(points(raw, pairs, name, text), name)
     graph = build(combinations, name)
+    _check_sizes(graph, name)
     experiment_as_run = with_overrides(raw, pairs, name)
     profile = load_profile(profile_name)
     _check_resources(graph, profile, profile_name)
     image = combinations[0].experiment.image
     in_image = runtimes(graph, profile, image, profile_name)
     built_from = declared_image(image, name) if image else None
-    externals = external_digests(graph)
+    externals = external_digests(graph) | _task_data(combinations)
     _check_data_files(graph, externals)
     request = Request(
         graph=graph,
@@ -77,6 +81,7 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         profile=profile.model_dump(mode="json"),
         externals=externals,
         code=code_digest(),
+        files=_task_files(combinations),
         image={"name": image, **built_from.model_dump(mode="json", exclude={"built"})}
         if built_from and in_image
         else None,
@@ -120,6 +125,55 @@ def declared_image(image: str, experiment: str) -> Image:
     return known[image]
 
 
+def _resolved(found: Sequence[Point], name: str) -> list[Point]:
+    """The points with their tasks' data or files found, and digested."""
+    known: dict[str, TaskSettings] = {}
+    resolved = []
+    for point in found:
+        key = point.experiment.task.model_dump_json()
+        try:
+            known[key] = known.get(key) or resolve_task(point.experiment.task)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        resolved.append(Point(point.values, point.experiment.model_copy(update={"task": known[key]})))
+    return resolved
+
+
+def _task_data(found: Sequence[Point]) -> dict[str, Json]:
+    """The public data of the tasks as the record names what comes from outside; images are given these places too."""
+    tasks = [point.experiment.task for point in found]
+    return {
+        f"task {task.name}: {task.path}": {
+            "path": task.path,
+            "digest": task.sha256,
+            "binds": places(Path(task.path)),
+        }
+        for task in tasks
+        if isinstance(task, FileTask)
+    }
+
+
+def _task_files(found: Sequence[Point]) -> dict[str, bytes]:
+    """The files of the user's own tasks: name in the run's code folder → content, which is what was digested."""
+    files = {}
+    for task in (point.experiment.task for point in found):
+        if isinstance(task, OwnTask):
+            content = own.content(Path(str(task.file)))
+            if hashlib.sha256(content).hexdigest() != task.sha256:
+                raise UserError(f"{task.file}: was changed during the launch; launch again")
+            files[own.snapshot(task)] = content
+    return files
+
+
+def _check_sizes(graph: Graph, name: str) -> None:
+    """A data stage without `size`, of a task that may have no end."""
+    for node in graph.stages:
+        for element in node.elements:
+            settings, task = element.settings, element.task
+            if isinstance(settings, DataSettings) and settings.size is None and not isinstance(task, FileTask):
+                raise UserError(f"{name}: stages.{node.name}.size: is required: only public data sets have an end")
+
+
 def _check_resources(graph: Graph, profile: Profile, name: str) -> None:
     """What a stage cannot use, and a stage that is told to stop as soon as it starts and would be requeued for ever."""
     for node in graph.stages:
@@ -146,12 +200,18 @@ def _check_data_files(graph: Graph, externals: Mapping[str, Json]) -> None:
 
     for stage, _, element in graph.all_elements():
         for field, source in element.inputs:
-            if isinstance(source, External) and source.text.endswith((".jsonl", ".parquet")):
-                wanted = "response" if isinstance(element.settings, SftSettings) else "gold"
+            if isinstance(source, External) and source.text.endswith((".json", ".jsonl", ".parquet")):
+                settings = element.settings
+                whole = isinstance(settings, SftSettings) or (isinstance(settings, RlSettings) and settings.starts)
+                wanted = (["response"] if whole else []) + ([] if isinstance(settings, SftSettings) else ["gold"])
                 path = externals[source.text]["path"]
                 for number, row in enumerate(read_examples(Path(path)), 1):
-                    if not getattr(row, wanted):
-                        raise UserError(f"stages.{stage}.{field}: {path}: row {number} has no {wanted}")
+                    where = f"stages.{stage}.{field}: {path}: row {number}"
+                    for name in wanted:
+                        if not getattr(row, name):
+                            raise UserError(f"{where} has no {name}")
+                    if whole and row.start:
+                        raise UserError(f"{where} begins inside its worked solution (R³'s mixed form); give whole ones")
 
 
 def load_profile(name: str) -> Profile:

@@ -177,7 +177,7 @@ def _status_table(value: Json, run: Run | None = None) -> Table:
         reason = item["reason"]
         if run is not None and item["state"] == "running":
             facts = run.progress(Edge(item["stage"], item["element"]))
-            shown = f"{facts.get('done', 0)}/{facts.get('total', '?')} {note(facts)}"
+            shown = f"{facts.get('done', 0)}/{facts.get('total') or '?'} {note(facts)}"
             reason = shown if reason in ("", "RUNNING") else f"{reason}; {shown}"
         table.add_row(
             f"{item['stage']}/{item['element']}",

@@ -118,7 +118,7 @@ class _Lines:
             elif state.state == "running" and now - self.said[key] >= LINE_EVERY:
                 facts = run.progress(Edge(*key))
                 if facts:
-                    self._say(f"{name}: {facts['done']}/{facts['total']} {note(facts)}")
+                    self._say(f"{name}: {facts['done']}/{facts['total'] or '?'} {note(facts)}")
                 self.said[key] = now
 
     @staticmethod

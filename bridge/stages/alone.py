@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,24 +19,25 @@ from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.stages import DataSettings, EvalSettings
-from bridge.config.tasks import TaskSettings
+from bridge.config.tasks import OWN, TASKS, FileTask, IgsmSettings, OwnTask, TaskSettings
 from bridge.config.words import nearest
 from bridge.errors import UserError
 from bridge.graph import digest
 from bridge.record import code_digest, external_digest
 from bridge.runs import user_path
 from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
+from bridge.tasks import resolve_task
 
 Json = dict[str, Any]
 S = TypeVar("S", bound=Settings)
 
 
 def task_settings(name: str, pairs: Sequence[tuple[str, Any]]) -> TaskSettings:
-    """A task by name, with (path, value) settings."""
-    known = TaskSettings.model_fields["name"].annotation.__args__  # type: ignore[union-attr]
-    if name not in known:
-        raise UserError(f"there is no task {name!r}{nearest(name, known)}")
-    return _validated(TaskSettings, {"name": name}, pairs, f"task {name}")
+    """A task by name, with (path, value) settings, its data or file found."""
+    model = OwnTask if re.fullmatch(OWN, name) else TASKS.get(name)
+    if model is None:
+        raise UserError(f"there is no task {name!r}{nearest(name, [*TASKS, 'FILE.py:CLASS'])}")
+    return resolve_task(_validated(model, {"name": name}, pairs, f"task {name}"))  # type: ignore[arg-type]
 
 
 def _validated(model: type[S], raw: Json, pairs: Sequence[tuple[str, Any]], what: str) -> S:
@@ -58,37 +60,46 @@ def _validated(model: type[S], raw: Json, pairs: Sequence[tuple[str, Any]], what
 # ---- data
 
 
-def write_data(task: str, split: str, size: int, seed: int, output: Path, settings: Sequence[str]) -> Json:
-    """`bridge-rl data`: write one split of a task to a Parquet file; its description."""
+def write_data(
+    task: str, split: str, size: int | None, seed: int, output: Path, tokenizer: str | None, settings: Sequence[str]
+) -> Json:
+    """`bridge-rl data`: write one split of a task to a file; its description."""
     from bridge.progress import progress
     from bridge.stages.data import write_split
+    from bridge.stages.datacheck import Lengths
 
     pairs = parse_overrides(settings)
     own = [(path, value) for path, value in pairs if path.split(".")[0] == "behavior"]
-    chosen = task_settings(task, [pair for pair in pairs if pair not in own])
     raw = {"kind": "data", "split": split, "size": size, "seed": seed}
     data = _validated(DataSettings, raw, own, f"data {task}")
-    if output.suffix != ".parquet":
-        raise UserError(f"{output}: the output must end in .parquet")
+    if output.suffix not in (".parquet", ".json"):
+        raise UserError(f"{output}: the output must end in .parquet, or in .json for R³'s form")
     if output.exists():
         raise UserError(f"{output}: exists already; choose another name or remove it")
     if not output.parent.is_dir():
         raise UserError(f"{output.parent}: there is no such folder")
+    chosen = task_settings(task, [pair for pair in pairs if pair not in own])
+    lengths = Lengths(tokenizer) if tokenizer else None
     try:
         with progress("data", size, "rows") as meter:
-            return write_split(chosen, data, output, meter.advance)
+            summary = write_split(chosen, data, output, meter.advance, *([lengths.add] if lengths else []))
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    return summary | ({"tokens": lengths.summary()} if lengths else {})
 
 
 def describe_data(summary: Json, output: Path) -> str:
-    """The summary in one line."""
-    top = summary["top_answer"]
+    """The summary for people."""
     rejected = ", ".join(f"{count} {why}" for why, count in summary["rejected"].items()) or "none"
-    return (
-        f"{output}: {summary['rows']} rows; rejected: {rejected}; "
-        f"most common answer {top['answer']} in {top['share']:.1%}"
-    )
+    shown = list(summary["answers"].items())[:8]
+    answers = ", ".join(f"{answer} ({count})" for answer, count in shown)
+    lines = [
+        f"{output}: {summary['rows']} rows; rejected: {rejected}",
+        f"most common answers: {answers}{', …' if len(summary['answers']) > len(shown) else ''}",
+    ]
+    for part, found in summary.get("tokens", {}).items():
+        lines.append(f"{part}: {' '.join(f'{name} {value}' for name, value in found.items())} tokens")
+    return "\n".join(lines)
 
 
 # ---- eval
@@ -102,7 +113,7 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
     chosen, of_task = _eval_settings(model, task, samples, limit, settings)
     source = external_digest(model if "/" in model else f"./{model}", "model", "MODEL")
     data = external_digest(task, "dataset", "--task") if _is_file(task) else None
-    parts = [source["digest"], data and data["digest"], of_task.model_dump(mode="json"), chosen.model_dump(mode="json")]
+    parts = [source["digest"], data and data["digest"], of_task.identity(), chosen.model_dump(mode="json")]
     fingerprint = digest([*parts, code_digest()])
     output = user_path(str(output)).absolute()
     found = read_seal(output)
@@ -124,7 +135,7 @@ def evaluate(model: str, task: str, output: Path, samples: int, limit: int | Non
 
 
 def _is_file(task: str) -> bool:
-    return "/" in task or task.endswith((".parquet", ".jsonl"))
+    return not re.fullmatch(OWN, task) and ("/" in task or task.endswith((".parquet", ".jsonl", ".json")))
 
 
 def _eval_settings(
@@ -139,7 +150,7 @@ def _eval_settings(
     if limit is not None:
         raw["limit"] = limit
     chosen = _validated(EvalSettings, raw, rest, "eval")
-    return chosen, task_settings("igsm", []) if _is_file(task) else task_settings(task, of_task)
+    return chosen, IgsmSettings(name="igsm") if _is_file(task) else task_settings(task, of_task)
 
 
 @contextmanager
@@ -172,7 +183,7 @@ def _run_eval(work: Path, chosen: EvalSettings, task: TaskSettings, inputs: Json
 
     inputs.setdefault("data", work / "data")
     if inputs["data"] == work / "data":
-        _test_split(work / "data", task, chosen.limit or 500)
+        _test_split(work / "data", task, None if isinstance(task, FileTask) else chosen.limit or 500)
     stop = StopFlag()
     stop.listen()
     try:
@@ -182,7 +193,7 @@ def _run_eval(work: Path, chosen: EvalSettings, task: TaskSettings, inputs: Json
     seal(work / "out", "eval", fingerprint, "bridge-rl eval", summary)
 
 
-def _test_split(folder: Path, task: TaskSettings, size: int) -> None:
+def _test_split(folder: Path, task: TaskSettings, size: int | None) -> None:
     from bridge.stages import data
 
     if not (folder / "dataset.json").is_file():

@@ -18,13 +18,14 @@ from bridge.rollout.hf import TransformersEngine
 from bridge.stages.job import Job, StopEarlyError
 from bridge.tasks.grading import Grade, format_reward, grade
 from bridge.train.advantages import group_advantages, mixed_groups
-from bridge.train.batches import Row, aligned, batch_logprobs, collate, micro_batches, stream
+from bridge.train.batches import Row, aligned, batch_logprobs, collate, micro_batches
 from bridge.train.chat import Chat
 from bridge.train.dataset import Dataset, read_dataset
 from bridge.train.journal import open_journal
 from bridge.train.loop import Training
 from bridge.train.losses import k3, masked_sum, policy_loss
 from bridge.train.model import copy_configuration, load_model, load_tokenizer, model_folder, setup, stop_ids
+from bridge.train.starts import Start, by_state, chosen, start_states
 
 TABLE_ROWS = 16  # completions in a sample table
 GAP_LIMIT = 0.1  # nats; float32 on both sides stays below 1e-3, a wrong position or temperature is far above
@@ -82,7 +83,7 @@ def run(job: Job) -> dict[str, Any]:
     model, tokenizer = load_model(source, device), load_tokenizer(source)
     data = read_dataset(job.inputs["data"], job.task)
     chat = Chat(tokenizer, data.response_prefix, stop_ids(model))
-    prompts, golds = chat.prompts([example.prompt for example in data.examples]), data.golds()
+    states, golds = start_states(chat, data, settings.starts), data.golds()
     engine = TransformersEngine(model, chat.stop_ids, chat.vocabulary, settings.rollout_batch)
     policy = Policy(model, load_model(source, device) if settings.kl else None, chat.vocabulary, settings)
 
@@ -93,25 +94,27 @@ def run(job: Job) -> dict[str, Any]:
         training.resume()
         for step in training.steps(lambda: job.stop.requested, job.label):
             started = time.monotonic()
-            chosen = stream(len(prompts), step * settings.prompts, settings.prompts, settings.seed)
-            sampled = rollout(engine, [prompts[i] for i in chosen], settings, step)
+            batch = chosen(states, settings.starts, step, settings.steps, settings.prompts, settings.seed)
+            sampled = rollout(engine, [start.prompt for start in batch], settings, step)
             groups = [
-                [judge(chat, prompts[i], golds[i], completion, data, settings) for completion in group]
-                for i, group in zip(chosen, sampled, strict=True)
+                [judge(chat, start, golds[start.row], completion, data, settings) for completion in group]
+                for start, group in zip(batch, sampled, strict=True)
             ]
             training.record({"sample_seconds": time.monotonic() - started, **rollout_metrics(groups)})
+            correct = [sum(sample.grade.correct for sample in group) / len(group) for group in groups]
+            training.record(by_state(batch, correct))
             rewards = torch.tensor([[sample.reward for sample in group] for group in groups])
             advantages = group_advantages(rewards)
             learn(training, policy, usable(groups, advantages, mixed_groups(rewards), settings), step)
             if settings.samples_every and (step + 1) % settings.samples_every == 0:
-                asked = [chat.prompt_text(data.examples[i].prompt) for i in chosen]
+                asked = [chat.prompt_text(data.examples[start.row].prompt) for start in batch]
                 journal.samples(step + 1, sample_table(asked, groups, advantages))
         if training.step < settings.steps:
             raise StopEarlyError(f"{job.label}: stopped after step {training.step} of {settings.steps}; saved")
         training.finish(job.out / "checkpoint.pt")
         last = journal.last()
     copy_configuration(source, job.out, chat.stop_ids)
-    return {"steps": settings.steps, "prompts": len(prompts), "reward": last["reward"], "correct": last["correct"]}
+    return {"steps": settings.steps, "prompts": len(states), "reward": last["reward"], "correct": last["correct"]}
 
 
 def rollout(
@@ -125,16 +128,15 @@ def rollout(
     return engine.sample(prompts, seeds, Sampling(settings.temperature, max_new_tokens=settings.max_new_tokens))
 
 
-def judge(
-    chat: Chat, prompt: Sequence[int], gold: str, completion: Completion, data: Dataset, settings: RlSettings
-) -> Sample:
-    """The reward of a completion: 1 for the right answer, plus the weighted format reward."""
-    text = chat.response_text(completion.ids)
+def judge(chat: Chat, start: Start, gold: str, completion: Completion, data: Dataset, settings: RlSettings) -> Sample:
+    """The reward of a completion: 1 for the right answer, plus the weighted format reward. What is given counts as text
+    of the response and is not learnt from."""
+    text = chat.response_text([*start.given, *completion.ids])
     verdict = grade(text, gold, data.answer_kind, truncated=completion.truncated)
     reward = float(verdict.correct)
     if settings.format_reward:
         reward += settings.format_reward * format_reward(text)
-    return Sample(prompt, completion, text, gold, verdict, reward)
+    return Sample(start.prompt, completion, text, gold, verdict, reward)
 
 
 def usable(groups: Sequence[Sequence[Sample]], advantages: Tensor, mixed: Tensor, settings: RlSettings) -> list[Item]:

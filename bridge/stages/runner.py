@@ -17,7 +17,7 @@ import bridge
 from bridge.artifacts import is_sealed, open_artifact, publish, read_seal, seal
 from bridge.config.profile import allocation
 from bridge.config.stages import STAGE_KINDS, Resources, StageSettings
-from bridge.config.tasks import TaskSettings
+from bridge.config.tasks import parse_task
 from bridge.errors import UserError, WorkFailedError
 from bridge.graph import Edge
 from bridge.record import external_digest
@@ -136,7 +136,7 @@ def _work(run: Run, element: RunElement, key: Edge, stop: StopFlag) -> None:
         job = Job(
             label=element.name,
             settings=settings,
-            task=TaskSettings.model_validate(element.task, strict=False),
+            task=parse_task(element.task, strict=False),
             inputs=_inputs(run, element),
             out=out,
             scratch=scratch,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.config.stages import STAGE_KINDS
-from bridge.config.tasks import TaskSettings
+from bridge.config.tasks import parse_task
 from bridge.errors import UserError, WorkFailedError
 from bridge.stages.job import SIGNALS, Job, StopEarlyError, StopFlag
 
@@ -54,7 +54,7 @@ def unpack(facts: Mapping[str, Any], stop: StopFlag) -> Job:
     return Job(
         label=facts["label"],
         settings=STAGE_KINDS[facts["settings"]["kind"]].model_validate(facts["settings"], strict=False),
-        task=TaskSettings.model_validate(facts["task"], strict=False),
+        task=parse_task(facts["task"], strict=False),
         inputs={field: Path(path) for field, path in facts["inputs"].items()},
         out=Path(facts["out"]),
         scratch=Path(facts["scratch"]),

@@ -15,7 +15,8 @@ SYSTEM = (
 _PREFIX = "<think>\n"
 _INTRODUCTION = "Let us find one quantity after the other.\n"
 _CONCLUSION = "\nHence the answer is "
-_ANSWER = ".\n</think>\n<answer>\nThe final answer is \\boxed{"
+_ANSWERED = "\n<answer>\nThe final answer is \\boxed{"
+_ANSWER = f".\n</think>{_ANSWERED}"
 _END = "}.\n</answer>"
 _PLAIN_ANSWER = "\n#### "
 
@@ -25,13 +26,12 @@ Message = dict[str, str]
 
 def prompt(style: Style, question: str) -> list[Message]:
     """The turns before the response."""
-    user = {"role": "user", "content": question}
-    return [{"role": "system", "content": SYSTEM}, user] if style.frame == "think" else [user]
+    return turns(style.frame, question)
 
 
 def response_prefix(style: Style) -> str:
     """The text that every response starts with; sampling starts after it."""
-    return _PREFIX if style.frame == "think" else ""
+    return prefix(style.frame)
 
 
 def response(style: Style, steps: Sequence[str], answer: str) -> str:
@@ -40,6 +40,24 @@ def response(style: Style, steps: Sequence[str], answer: str) -> str:
     if style.frame == "plain":
         return f"{lines}{_PLAIN_ANSWER}{answer}"
     return f"{_PREFIX}{_INTRODUCTION}{lines}{_CONCLUSION}{answer}{_ANSWER}{answer}{_END}"
+
+
+def turns(frame: str, question: str) -> list[Message]:
+    """The turns before a response in a frame."""
+    user = {"role": "user", "content": question}
+    return [{"role": "system", "content": SYSTEM}, user] if frame == "think" else [user]
+
+
+def prefix(frame: str) -> str:
+    """The text that every response in a frame starts with; sampling starts after it."""
+    return _PREFIX if frame == "think" else ""
+
+
+def worked(frame: str, work: str, answer: str) -> str | None:
+    """A response of work in any words and an answer. Without work, frame `think` has no response."""
+    if frame == "plain":
+        return f"{work}{_PLAIN_ANSWER}{answer}" if work else f"{_PLAIN_ANSWER.lstrip()}{answer}"
+    return f"{_PREFIX}{work}\n</think>{_ANSWERED}{answer}{_END}" if work else None
 
 
 def phrases(style: Style) -> list[str]:

@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 
 from bridge.errors import UserError
 from bridge.tasks.base import Example, Split
+from bridge.tasks.files import records
 from bridge.tasks.frames import Message
+from bridge.tasks.r3 import is_r3, parse
 
+KINDS = "a folder with data.parquet, a .parquet, a .jsonl, or a .json file of R³"
 FACTS = b"bridge"  # key of the file metadata
 ROWS_AT_ONCE = 5_000  # rows in memory, and in one row group
 
@@ -40,6 +43,25 @@ RL_SCHEMA = pa.schema(
 )
 
 
+# Of the other tasks: answers are text (a letter, a label, a number of any form).
+TEXT_SFT_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("message", _MESSAGES),
+        ("extra_info", pa.struct([("id", pa.string()), ("final_answer", pa.string())])),
+    ]
+)
+TEXT_RL_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", _MESSAGES),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.struct([("id", pa.string()), ("answer", pa.string())])),
+    ]
+)
+
+
 def write_table(
     rows: Iterable[Example], split: Split, source: str, path: Path, facts: Mapping[str, str] | None = None
 ) -> int:
@@ -47,7 +69,10 @@ def write_table(
 
     `facts` about all rows (how responses begin, how answers compare) travel in the file's metadata.
     """
-    schema, record = (SFT_SCHEMA, _sft_record) if split == "sft" else (RL_SCHEMA, _rl_record)
+    if source == "igsm":
+        schema, record = (SFT_SCHEMA, _sft_record) if split == "sft" else (RL_SCHEMA, _rl_record)
+    else:
+        schema, record = (TEXT_SFT_SCHEMA, _text_sft) if split == "sft" else (TEXT_RL_SCHEMA, _text_rl)
     schema = schema.with_metadata({FACTS: json.dumps(dict(facts or {}))})
     count = 0
     iterator = iter(rows)
@@ -76,6 +101,26 @@ def _rl_record(row: Example, source: str) -> dict[str, object]:
     }
 
 
+def _text_sft(row: Example, source: str) -> dict[str, object]:
+    if row.response is None:
+        raise UserError(f"row {row.id}: has no worked solution, which split sft is made of")
+    return {
+        "data_source": source,
+        "message": [*row.prompt, {"role": "assistant", "content": row.response}],
+        "extra_info": {"id": row.id, "final_answer": row.gold},
+    }
+
+
+def _text_rl(row: Example, source: str) -> dict[str, object]:
+    return {
+        "data_source": source,
+        "prompt": row.prompt,
+        "ability": "math" if source in ("gsm8k", "svamp") else "reasoning",
+        "reward_model": {"style": "rule", "ground_truth": row.gold},
+        "extra_info": {"id": row.id, "answer": row.response},
+    }
+
+
 def read_facts(path: Path) -> dict[str, str]:
     """What `write_table` was told about all rows of a dataset; empty for a file that it did not write."""
     file = path / "data.parquet" if path.is_dir() else path
@@ -90,51 +135,39 @@ def read_facts(path: Path) -> dict[str, str]:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The rows of a dataset artifact (a folder with data.parquet), of a `.parquet` or of a `.jsonl` file.
+    """The rows of a dataset artifact (a folder with data.parquet), of a `.parquet`, a `.jsonl` or R³'s `.json` file.
 
     A line of a user's `.jsonl` is `{"prompt": text or messages, "response": text, "gold": text}`, the last two
     optional; a `.parquet` file may have these columns too. Raises UserError naming the row and the field.
     """
-    file = path / "data.parquet" if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{file}: no such file; a dataset is a folder with data.parquet, a .parquet or a .jsonl file")
-    if file.suffix == ".jsonl":
-        records: Iterator[tuple[str, object]] = _jsonl(file)
-    elif file.suffix == ".parquet":
-        records = _parquet(file)
-    else:
-        raise UserError(f"{file}: a dataset is a folder with data.parquet, a .parquet or a .jsonl file")
-    examples = [_example(where, str(index), record) for index, (where, record) in enumerate(records)]
+    examples = []
+    for _, row in rows_of(path):
+        if isinstance(row, UserError):
+            raise row
+        examples.append(row)
     if not examples:
-        raise UserError(f"{file}: the dataset has no rows")
+        raise UserError(f"{path}: the dataset has no rows")
     return examples
 
 
-def _jsonl(file: Path) -> Iterator[tuple[str, object]]:
-    # newline="\n": other line separators, such as U+2028, may stand inside a JSON string.
-    with file.open(encoding="utf-8", newline="\n") as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    where = f"{file}, line {number}"
-                    try:
-                        yield where, json.loads(line)
-                    except (ValueError, RecursionError) as error:
-                        raise UserError(f"{where}: not JSON ({error})") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8 text ({error})") from None
+def rows_of(path: Path) -> Iterator[tuple[str, Example | UserError]]:
+    """(where, row) of everything in a dataset, with what is wrong in the place of a broken row.
 
-
-def _parquet(file: Path) -> Iterator[tuple[str, object]]:
+    Nothing follows what cannot be read at all. Raises UserError for what is no dataset.
+    """
+    file = path / "data.parquet" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; a dataset is {KINDS}")
+    if file.suffix not in (".jsonl", ".parquet", ".json"):
+        raise UserError(f"{file}: a dataset is {KINDS}")
     try:
-        with pq.ParquetFile(file) as table:
-            row = 0
-            for batch in table.iter_batches(ROWS_AT_ONCE):
-                for record in batch.to_pylist():
-                    yield f"{file}, row {row}", record
-                    row += 1
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file}: cannot be read as Parquet ({error})") from None
+        for index, (where, record) in enumerate(records(file)):
+            try:
+                yield where, _example(where, str(index), record)
+            except UserError as error:
+                yield where, error
+    except UserError as error:
+        yield str(file), error
 
 
 def _example(where: str, index: str, record: object) -> Example:
@@ -147,14 +180,28 @@ def _example(where: str, index: str, record: object) -> Example:
             raise UserError(f"{where}: `message` must be a prompt and then an assistant turn")
         extra = _extra(where, record)
         gold = extra.get("final_answer")
-        return Example(index, messages[:-1], messages[-1]["content"], "" if gold is None else str(gold), _known(extra))
+        index = str(extra.get("id") or index)
+        return Example(
+            index,
+            messages[:-1],
+            messages[-1]["content"],
+            "" if gold is None else str(gold),
+            _known(extra) if "num_ops" in extra else {},
+        )
+    if is_r3(record):
+        row = parse(where, record)
+        response = None if row.rest is None else f"{row.rest}\n#### {row.gold}"
+        return Example(
+            row.id or index, [{"role": "user", "content": row.question}], response, row.gold, start=row.start or ""
+        )
     prompt = _messages(where, "prompt", record.get("prompt"))
     if "reward_model" in record:
         reward, extra = record["reward_model"], _extra(where, record)
         if not isinstance(reward, Mapping) or reward.get("ground_truth") is None:
             raise UserError(f"{where}: `reward_model` has no `ground_truth`")
         gold = reward["ground_truth"]
-        known = _known({**extra, "final_answer": gold})
+        known = _known({**extra, "final_answer": gold}) if "num_ops" in extra else {}
+        index = str(extra.get("id") or index)
         return Example(index, prompt, _text(where, "extra_info.answer", extra.get("answer")), str(gold), known)
     response = _text(where, "response", record.get("response"))
     gold = record.get("gold")

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import UserError
 from bridge.tasks.frames import Message
 
 BATCH = 2048  # conversations tokenised in one call
+
+
+class Demonstration(NamedTuple):
+    """A worked solution as tokens."""
+
+    prompt: list[int]
+    """Ids up to where sampling starts."""
+    ids: list[int]
+    """Ids of the response after the prefix, as SFT learns them, without the end of the turn."""
+    ends: list[int]
+    """For each of them the offset in `text` at which it ends."""
+    text: str
+    """The response after the prefix."""
 
 
 class Chat:
@@ -53,6 +66,27 @@ class Chat:
         opening = self._ids([self.prefix])[0] if self.prefix else []
         prompts = [ids + opening for ids in self._ids(prompt_texts)]
         return [(prompt, self._ended(ids)) for prompt, ids in zip(prompts, self._ids(rest), strict=True)]
+
+    def demonstrations(
+        self, conversations: Sequence[Sequence[Message]], responses: Sequence[str]
+    ) -> list[Demonstration]:
+        """Each conversation with its response, tokenised as in `pairs`, and where each token of the response ends.
+
+        Raises UserError as `pairs` does, and where the tokenizer cannot tell where its tokens end.
+        """
+        if not self.tokenizer.is_fast:
+            raise UserError("starts: the tokenizer does not tell where its tokens end; use its fast form")
+        found = []
+        for (prompt, ids), text in zip(self.pairs(conversations, responses), responses, strict=True):
+            rest = text[len(self.prefix) :]
+            marks = self.tokenizer(rest, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            ends = [end for _, end in marks][: len(ids)]
+            found.append(Demonstration(prompt, ids[: len(ends)], ends, rest))
+        return found
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens."""
+        return self._ids(texts)
 
     def prompt_text(self, messages: Sequence[Message]) -> str:
         """What the model is shown, as text, without the prefix."""

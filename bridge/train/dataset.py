@@ -25,10 +25,15 @@ class Dataset:
     """The text that every response starts with; sampling starts after it."""
 
     def responses(self) -> list[str]:
-        """Every worked solution. Raises UserError where one is missing."""
+        """Every worked solution. Raises UserError where one is missing, or is not whole."""
         for number, example in enumerate(self.examples, 1):
             if example.response is None:
                 raise UserError(f"{self.path}: row {number} has no worked solution (`response`) to learn from")
+            if example.start:
+                raise UserError(
+                    f"{self.path}: row {number} begins inside its worked solution (R³'s mixed form); only an "
+                    "rl stage without `starts` takes such rows"
+                )
         return [example.response or "" for example in self.examples]
 
     def golds(self) -> list[str]:

@@ -263,7 +263,13 @@ def test_answers_come_fast(tmp_path: Path) -> None:
 def test_every_shipped_experiment_can_be_planned_with_every_shipped_profile(
     tmp_path: Path, experiment: Path, profile: Path
 ) -> None:
-    value = bridge_json("plan", experiment, "--profile", profile, runs=tmp_path)
+    words: list[str] = []
+    if "name: gsm8k" in experiment.read_text(encoding="utf-8"):  # its data are not shipped
+        for name in ("train", "test"):
+            row = json.dumps({"question": f"{name}: 1 + 1?", "answer": "1+1 = <<1+1=2>>2\n#### 2"})
+            (tmp_path / f"{name}.jsonl").write_text(row + "\n", encoding="utf-8")
+        words.append(f"task.path={tmp_path}")
+    value = bridge_json("plan", experiment, *words, "--profile", profile, runs=tmp_path)
     assert value["experiment"] == experiment.stem
     assert value["jobs"]
 

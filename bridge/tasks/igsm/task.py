@@ -9,7 +9,7 @@ from hashlib import blake2b
 from bridge.config.tasks import IgsmSettings
 from bridge.errors import UserError
 from bridge.tasks import frames
-from bridge.tasks.base import Example, Split, Writer
+from bridge.tasks.base import Example, Split, Task, Writer
 from bridge.tasks.dag import Problem
 from bridge.tasks.igsm.formulas import draw_formulas
 from bridge.tasks.igsm.graph import draw_graph
@@ -25,23 +25,31 @@ STALL = 20_000  # candidates refused in a row before the settings are called exh
 WHOLE_NAMES = 160  # up to so many quantities, each gets a token of its own
 
 
-class Igsm:
+class Igsm(Task):
     """The iGSM task (see `bridge.tasks.Task`)."""
 
     answer_kind = "number"
+    worded = True
 
     def __init__(self, settings: IgsmSettings) -> None:
         self.settings = settings
         self.response_prefix = frames.response_prefix(settings.style)
 
     def rows(
-        self, split: Split, size: int, seed: int, writer: Writer | None = None, rejected: Counter[str] | None = None
+        self,
+        split: Split,
+        size: int | None,
+        seed: int,
+        writer: Writer | None = None,
+        rejected: Counter[str] | None = None,
     ) -> Iterator[Example]:
         """The first `size` rows of a split, the same for every size, writer and machine.
 
         Candidates are numbered; each has streams of its own for the problem and for the wording. One is refused
         if its problem is there already, or if its answer would exceed its share of the rows so far.
         """
+        if size is None:
+            raise UserError("task igsm: size: is required, because the problems have no end")
         rejected = Counter() if rejected is None else rejected
         seen: set[bytes] = set()
         answers: Counter[int] = Counter()
