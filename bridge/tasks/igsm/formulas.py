@@ -91,8 +91,9 @@ def _evaluate(
 
     Where values below zero are not allowed, a difference takes the smaller from the larger.
     """
-    most = settings.max_answer
-    lowest = 1 - most if settings.negative else 0
+    modulus = settings.modulus
+    most = modulus or settings.max_answer
+    lowest = 1 - most if settings.negative and not modulus else 0
     every = settings.bound == "all"
     question = graph.needed - 1
     all_parents = list(graph.parents)
@@ -102,7 +103,7 @@ def _evaluate(
         inner = shape & 7
         if inner == DIFFERENCE:
             value = values[parents[0]] - values[parents[1]]
-            if value < 0 and not settings.negative:
+            if value < 0 and not settings.negative and not modulus:
                 all_parents[position], value = parents[::-1], -value
         elif inner == PRODUCTS:
             value = sum([values[a] * values[b] for a, b in zip(parents[::2], parents[1::2], strict=True)])
@@ -114,6 +115,8 @@ def _evaluate(
             value *= literals[position]
         else:
             value += literals[position]
+        if modulus:
+            value %= modulus
         if (every or position == question) and not lowest <= value < most:
             return None
         values.append(value)

@@ -1,0 +1,172 @@
+"""Read problems in the words of BRIDGE's generator and of the original iGSM, whose items do not say their category."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from bridge.tasks.igsm.solver import Reader, UnsolvableError
+
+CHAINS = (
+    ("District", "Supermarket", "Product", "Ingredient"),
+    ("Zoo", "Enclosure", "Animal", "Bone"),
+    ("School", "Classroom", "Backpack", "Stationery"),
+    ("Ecosystems", "Creatures", "Organs", "Cells"),
+)
+"""The categories of each family of names, from the outermost inwards. A problem uses consecutive ones."""
+_PLACE = {category: (chain, place) for chain in CHAINS for place, category in enumerate(chain)}
+
+_QUESTION = re.compile(r"How many (?P<item>.+?) does (?P<container>.+?) have\?")
+_EQUALS = re.compile(r"The number of (?P<name>.+?) equals (?P<right>.+)")
+_HAS = re.compile(r"(?P<container>.+?) has (?P<item>.+)")
+
+
+def answer(text: str, modulus: int = 0) -> int:
+    """The answer to a problem of one of the two generators.
+
+    Which category an item is of follows from what holds what, mostly: of three categories in a row the outermost may be
+    one or the other. Then every reading under which the problem has an answer counts, those first in which the most
+    items have their category in their name. Raises UnsolvableError if there is no answer, or not only one.
+    """
+    answers: dict[int, int] = {}  # answer → items that say their category, at best
+    failed = UnsolvableError("no reading fits what holds what")
+    statement = _Statement(text)
+    for categories in statement.readings():
+        reader = _Original(statement, modulus, categories)
+        said = sum([category in item.split() for item, category in categories.items()])
+        try:
+            value = reader.solve(reader.question).value
+        except UnsolvableError as error:
+            failed = error
+            continue
+        answers[value] = max(said, answers.get(value, 0))
+    best = [value for value, said in answers.items() if said == max(answers.values())]
+    if not best:
+        raise failed
+    if len(best) > 1:
+        raise UnsolvableError(f"can be read in two ways, with the answers {' and '.join(map(str, best))}")
+    return best[0]
+
+
+class _Statement:
+    """What a text says, its quantities called "each X's Y" throughout."""
+
+    def __init__(self, text: str) -> None:
+        question = _QUESTION.search(text)
+        if question is None:
+            raise UnsolvableError("there is no question")
+        rest = text[: question.start()] + " " + text[question.end() :]
+        self.premises: dict[str, str] = {}
+        for sentence in re.split(r"\.(?:\s+|$)", rest.strip()):
+            if not sentence.strip():
+                continue
+            if found := _EQUALS.fullmatch(sentence.strip()):
+                name, right = _each(found["name"]), found["right"].replace(" times as much as ", " times ")
+            elif found := _HAS.fullmatch(sentence.strip()):
+                name, right = _each(f"{found['container']}'s {found['item']}"), "1"
+            else:
+                raise UnsolvableError(f"not a premise: {sentence!r}")
+            if name in self.premises:
+                raise UnsolvableError(f"defined twice: {name}")
+            self.premises[name] = right
+        self.question = _each(f"{question['container']}'s {question['item']}")
+        self.held = self._held()
+        mentioned = [self.question, *(n for right in self.premises.values() for n in self.names(right))]
+        self.totals = sorted({name for name in mentioned if name not in self.premises})
+
+    def names(self, right: str) -> list[str]:
+        """The quantities in what a premise says, or in a list of them. Names may hold "and" and commas."""
+        found: list[str] = []
+        pending = ""
+        right = re.sub(r"^\d+( more than | times )?|the sum of |the difference of ", "", right)
+        for part in re.split(r"(, | and )", right):
+            pending += part
+            if self.is_quantity(_each(pending)):
+                found.append(_each(pending))
+                pending = ""
+            elif pending in (", ", " and "):
+                pending = ""
+        if pending:
+            raise UnsolvableError(f"nothing says what {pending} is")
+        return found
+
+    def is_quantity(self, name: str) -> bool:
+        return name in self.premises or name.rpartition("'s ")[2] in _PLACE
+
+    def _held(self) -> dict[str, list[str]]:
+        """Container → its items. Where a name holds "'s" itself, the container is one that occurs elsewhere, if any."""
+        splits = {
+            name: [(name[5 : m.start()], name[m.end() :]) for m in re.finditer("'s ", name)] for name in self.premises
+        }
+        sure = [found[0] for found in splits.values() if len(found) == 1]
+        items = {item for pair in sure for item in pair}
+        held: dict[str, list[str]] = {}
+        for found in splits.values():
+            if not found:
+                raise UnsolvableError("a quantity is not of the form X's Y")
+            container, item = max(found, key=lambda pair: (pair[0] in items) + (pair[1] in items))
+            held.setdefault(container, []).append(item)
+        return held
+
+    def readings(self) -> Iterator[Mapping[str, str]]:
+        """Item → category, in every way that fits the layers and the totals that the text speaks of."""
+        if not self.totals:
+            yield {}
+            return
+        if any(name.rpartition("'s ")[2] not in _PLACE for name in self.totals):
+            raise UnsolvableError("a quantity is neither given nor a total of a known category")
+        chain, _ = _PLACE[self.totals[0].rpartition("'s ")[2]]
+        seen: list[dict[str, int]] = []
+        for layers in self._layers():
+            for top in range(len(chain) - max(layers.values())):
+                places = {item: top + layer for item, layer in layers.items()}
+                if places not in seen and all(self._fits(name, places, chain) for name in self.totals):
+                    seen.append(places)
+                    yield {item: chain[place] for item, place in places.items()}
+
+    def _fits(self, total: str, places: Mapping[str, int], chain: tuple[str, ...]) -> bool:
+        container, _, category = total[5:].rpartition("'s ")
+        of, place = _PLACE[category]
+        return of == chain and container in places and places[container] < place
+
+    def _layers(self) -> Iterator[dict[str, int]]:
+        """Item → layer, 0 being the outermost: counted from what holds nothing (BRIDGE, where every container holds
+        something) and from what nothing holds (the original, where everything is held)."""
+        containers: dict[str, list[str]] = {}
+        for container, items in self.held.items():
+            for item in items:
+                containers.setdefault(item, []).append(container)
+        everything = [*dict.fromkeys([*self.held, *containers])]
+        depth = {item: _longest(item, containers) for item in everything}
+        height = {item: _longest(item, self.held) for item in everything}
+        most = max(height.values())
+        for layers in ({item: most - height[item] for item in everything}, depth):
+            if all(layers[item] == layers[container] + 1 for item in containers for container in containers[item]):
+                yield layers
+
+
+def _longest(item: str, following: Mapping[str, list[str]], seen: tuple[str, ...] = ()) -> int:
+    """Steps of the longest way from an item."""
+    if item in seen or len(seen) > len(CHAINS[0]):
+        raise UnsolvableError(f"{item} holds itself, or more than four categories hold each other")
+    return max((1 + _longest(other, following, (*seen, item)) for other in following.get(item, ())), default=0)
+
+
+class _Original(Reader):
+    """A statement under one reading of what is of which category."""
+
+    def __init__(self, statement: _Statement, modulus: int, categories: Mapping[str, str]) -> None:
+        self.premises, self.question, self.modulus = statement.premises, statement.question, modulus
+        self.held = {f"each {container}": items for container, items in statement.held.items()}
+        self._solved = {}
+        self._statement, self._category = statement, categories
+
+    def _names(self, text: str) -> list[str]:
+        return self._statement.names(text)
+
+    def _is(self, item: str, category: str) -> bool:
+        return self._category[item] == category
+
+
+def _each(name: str) -> str:
+    return name if name.startswith("each ") else f"each {name}"
