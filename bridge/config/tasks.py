@@ -40,8 +40,8 @@ class AnyTask(Settings):
 _ORIGINAL = {"modulus": 23, "literals": (0, 22), "max_answer_share": 1.0}
 IGSM_MODES: dict[str, dict[str, Any]] = {
     "bridge": {},
-    "med": {**_ORIGINAL, "ops": (1, 15), "max_instances": 20},
-    "hard": {**_ORIGINAL, "ops": (1, 21), "max_instances": 28},
+    "med": {**_ORIGINAL, "ops": (3, 15), "max_instances": 20},
+    "hard": {**_ORIGINAL, "ops": (3, 21), "max_instances": 28},
 }
 """Mode → the settings whose defaults it changes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from bridge.tasks.igsm.solver import Reader, UnsolvableError
+from bridge.tasks.igsm.solver import Reader, Solved, UnsolvableError
 
 CHAINS = (
     ("District", "Supermarket", "Product", "Ingredient"),
@@ -25,10 +25,10 @@ def answer(text: str, modulus: int = 0) -> int:
     """The answer to a problem of one of the two generators.
 
     Which category an item is of follows from what holds what, mostly: of three categories in a row the outermost may be
-    one or the other. Then every reading under which the problem has an answer counts, those first in which the most
-    items have their category in their name. Raises UnsolvableError if there is no answer, or not only one.
+    one or the other. The answer is that of the reading with no empty total, then of that in which the most items have
+    their category in their name. Raises UnsolvableError if there is no answer, or not only one.
     """
-    answers: dict[int, int] = {}  # answer → items that say their category, at best
+    answers: dict[int, tuple[bool, int]] = {}  # answer → how good the best reading is that gives it
     failed = UnsolvableError("no reading fits what holds what")
     statement = _Statement(text)
     for categories in statement.readings():
@@ -39,8 +39,8 @@ def answer(text: str, modulus: int = 0) -> int:
         except UnsolvableError as error:
             failed = error
             continue
-        answers[value] = max(said, answers.get(value, 0))
-    best = [value for value, said in answers.items() if said == max(answers.values())]
+        answers[value] = max((not reader.met_empty, said), answers.get(value, (False, 0)))
+    best = [value for value, rank in answers.items() if rank == max(answers.values())]
     if not best:
         raise failed
     if len(best) > 1:
@@ -52,6 +52,7 @@ class _Statement:
     """What a text says, its quantities called "each X's Y" throughout."""
 
     def __init__(self, text: str) -> None:
+        text = text.replace("’", "'")
         question = _QUESTION.search(text)
         if question is None:
             raise UnsolvableError("there is no question")
@@ -70,6 +71,7 @@ class _Statement:
                 raise UnsolvableError(f"defined twice: {name}")
             self.premises[name] = right
         self.question = _each(f"{question['container']}'s {question['item']}")
+        self._by_line = ".\n" in text
         self.held = self._held()
         mentioned = [self.question, *(n for right in self.premises.values() for n in self.names(right))]
         self.totals = sorted({name for name in mentioned if name not in self.premises})
@@ -116,22 +118,21 @@ class _Statement:
         if any(name.rpartition("'s ")[2] not in _PLACE for name in self.totals):
             raise UnsolvableError("a quantity is neither given nor a total of a known category")
         chain, _ = _PLACE[self.totals[0].rpartition("'s ")[2]]
-        seen: list[dict[str, int]] = []
-        for layers in self._layers():
-            for top in range(len(chain) - max(layers.values())):
-                places = {item: top + layer for item, layer in layers.items()}
-                if places not in seen and all(self._fits(name, places, chain) for name in self.totals):
-                    seen.append(places)
-                    yield {item: chain[place] for item, place in places.items()}
+        layers = self._layers()
+        for top in range(len(chain) - max(layers.values())):
+            places = {item: top + layer for item, layer in layers.items()}
+            if all(self._fits(name, places, chain) for name in self.totals):
+                yield {item: chain[place] for item, place in places.items()}
 
     def _fits(self, total: str, places: Mapping[str, int], chain: tuple[str, ...]) -> bool:
         container, _, category = total[5:].rpartition("'s ")
         of, place = _PLACE[category]
-        return of == chain and container in places and places[container] < place
+        return of == chain and places.get(container, -1) < place
 
-    def _layers(self) -> Iterator[dict[str, int]]:
-        """Item → layer, 0 being the outermost: counted from what holds nothing (BRIDGE, where every container holds
-        something) and from what nothing holds (the original, where everything is held)."""
+    def _layers(self) -> dict[str, int]:
+        """Item → layer, 0 being the outermost. In BRIDGE's texts (a premise a line) every container holds something, so
+        layers are counted from what holds nothing; in the original's everything is held, and they are counted from what
+        nothing holds."""
         containers: dict[str, list[str]] = {}
         for container, items in self.held.items():
             for item in items:
@@ -140,9 +141,11 @@ class _Statement:
         depth = {item: _longest(item, containers) for item in everything}
         height = {item: _longest(item, self.held) for item in everything}
         most = max(height.values())
-        for layers in ({item: most - height[item] for item in everything}, depth):
+        inwards = {item: most - height[item] for item in everything}
+        for layers in (inwards, depth) if self._by_line else (depth, inwards):
             if all(layers[item] == layers[container] + 1 for item in containers for container in containers[item]):
-                yield layers
+                return layers
+        raise UnsolvableError("an item is held by things of two categories")
 
 
 def _longest(item: str, following: Mapping[str, list[str]], seen: tuple[str, ...] = ()) -> int:
@@ -160,12 +163,19 @@ class _Original(Reader):
         self.held = {f"each {container}": items for container, items in statement.held.items()}
         self._solved = {}
         self._statement, self._category = statement, categories
+        self.met_empty = False
 
     def _names(self, text: str) -> list[str]:
         return self._statement.names(text)
 
     def _is(self, item: str, category: str) -> bool:
         return self._category[item] == category
+
+    def _total(self, name: str) -> Solved:
+        if not self._reaches(name.rpartition("'s ")[0][5:], name.rpartition("'s ")[2]):
+            self.met_empty = True
+            return Solved(0, [])
+        return super()._total(name)
 
 
 def _each(name: str) -> str:

@@ -100,7 +100,7 @@ class Reader:
 
     def _total(self, name: str) -> Solved:
         """All things of a category in a container, however deep they lie."""
-        container, _, category = name.partition("'s ")
+        container, _, category = name.rpartition("'s ")
         value = 0
         parents: list[str] = []
         for item in self.held.get(container, ()):
