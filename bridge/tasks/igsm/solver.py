@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
 from typing import NamedTuple
 
 _PREMISE, _QUESTION, _MODULO = "The number of ", "What is the number of ", ", modulo "
@@ -57,11 +59,21 @@ class Reader:
                 raise UnsolvableError(f"defined in a circle: {name}")
             return solved
         self._solved[name] = None
-        solved = self._premise(self.premises[name]) if name in self.premises else self._total(name)
+        solved = self._defined(name)
         if self.modulus:
             solved = Solved(solved.value % self.modulus, solved.parents)
         self._solved[name] = solved
         return solved
+
+    def given(self, name: str, values: Mapping[str, int]) -> int:
+        """What a quantity would be if its parents had these values, and nothing were counted modulo anything."""
+        other = copy(self)
+        other.modulus = 0
+        other._solved = {parent: Solved(value, []) for parent, value in values.items()}
+        return other._defined(name).value
+
+    def _defined(self, name: str) -> Solved:
+        return self._premise(self.premises[name]) if name in self.premises else self._total(name)
 
     def _premise(self, right: str) -> Solved:
         number, operator, rest = 0, "", right
