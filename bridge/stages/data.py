@@ -82,6 +82,8 @@ def write_split(
     temporary = path.with_name(path.name + ".tmp")
     try:
         facts = {"answer_kind": source.answer_kind, "response_prefix": source.response_prefix}
+        if data.solution_orders > 1:
+            facts["repeats"] = "solutions"
         if path.suffix == ".json":
             rows = r3.write(temporary, counted(), source.answer_kind, R3_FORM[data.split], Starts())
         else:
@@ -107,4 +109,6 @@ def write_split(
         "top_answer": {"answer": top, "share": count / answers.total()},
         "answers": dict(answers.most_common(MOST_ANSWERS)),
     }
+    if isinstance(source, Igsm):
+        summary |= {"solution_orders": data.solution_orders, "premise_orders": data.premise_orders}
     return summary | ({"ops": {str(number): ops[number] for number in sorted(ops)}} if ops else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from bridge.tasks.igsm.solver import Reader, Solved, UnsolvableError
@@ -96,17 +97,17 @@ class _Statement:
         return name in self.premises or name.rpartition("'s ")[2] in _PLACE
 
     def _held(self) -> dict[str, list[str]]:
-        """Container → its items. Where a name holds "'s" itself, the container is one that occurs elsewhere, if any."""
+        """Container → its items. Names may hold "'s" themselves: of the ways to cut a quantity in two, the one whose
+        halves occur most often in all of them."""
         splits = {
             name: [(name[5 : m.start()], name[m.end() :]) for m in re.finditer("'s ", name)] for name in self.premises
         }
-        sure = [found[0] for found in splits.values() if len(found) == 1]
-        items = {item for pair in sure for item in pair}
+        often = Counter(half for found in splits.values() for pair in found for half in pair)
         held: dict[str, list[str]] = {}
         for found in splits.values():
             if not found:
                 raise UnsolvableError("a quantity is not of the form X's Y")
-            container, item = max(found, key=lambda pair: (pair[0] in items) + (pair[1] in items))
+            container, item = max(found, key=lambda pair: often[pair[0]] + often[pair[1]])
             held.setdefault(container, []).append(item)
         return held
 
