@@ -51,7 +51,7 @@ def load_peer(checkout: Path) -> Callable[[int, int], list[tuple[str, int]]]:
     def make(rows: int, seed: int) -> list[tuple[str, int]]:
         config = {"reflection_prob": 0.1, "analysis_prob_list": [0, 0.1, 0.4, 0.8] + [1] * 7}
         generator = ProblemGenerator({**config, "detailed_computation": True, "rng_range": 10}, seed=seed)
-        kept = []
+        kept: list[tuple[str, int]] = []
         while len(kept) < rows:
             if generator.draw_question():
                 question = generator.generate_question()
