@@ -458,11 +458,37 @@ def compare(
 def grade(
     source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Rows with response, gold and kind.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Where to write.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Grading settings, such as percent=hundredth.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Grade answers: adds answer, correct and reason to each row."""
     from bridge.stages import alone
 
-    _say(alone.grade_file(source, output))
+    summary = alone.grade_file(source, output, settings or [])
+    _print_json(summary) if as_json else _say(alone.describe_grades(summary, output))
+
+
+@app.command(
+    epilog="Example: bridge-rl audit graded.jsonl -o verdicts.jsonl --judge http://localhost:8000/v1 --judge-model M"
+)
+def audit(
+    source: Annotated[Path, typer.Argument(metavar="GRADED", help="A file that `grade` wrote, or an evaluation.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Where the verdicts go.")],
+    judge: Annotated[str, typer.Option(metavar="URL", help="The base URL of an OpenAI-compatible API.")],
+    judge_model: Annotated[str, typer.Option(metavar="NAME", help="The model that judges.")],
+    key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="The environment variable that holds the API key.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a language model about rows graded wrong or no_answer. Its verdicts stand beside the grades."""
+    from bridge.stages import alone
+
+    summary = alone.audit_file(source, output, judge, judge_model, key_env, limit)
+    _print_json(summary) if as_json else _say(alone.describe_audit(summary, output))
 
 
 @app.command(epilog="Example: bridge-rl convert runs/x/stages/sft/0/checkpoint.pt ./model --dtype bfloat16")

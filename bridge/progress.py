@@ -6,12 +6,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
 
 LINE_EVERY = 10.0  # seconds between two lines of a log
 FILE_EVERY = 0.5  # seconds between two writes of the progress file
@@ -46,6 +49,12 @@ class Meter:
         self.done += amount
         if values:
             self.note = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+    def counted(self, items: Iterable[T]) -> Iterator[T]:
+        """The items, each counted as one unit when the next one is asked for."""
+        for item in items:
+            yield item
+            self.advance()
 
     @property
     def rate(self) -> float:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bridge.config.base import Settings, matching
+from bridge.config.grading import Grading
 
 TIME = r"(?=.*[1-9])(\d+d)?(\d+h)?(\d+m)?(\d+s)?"
 
@@ -288,6 +289,10 @@ class RlSettings(OptimizerSettings):
     """Leave completions that hit `max_new_tokens` out of the loss; otherwise they count with their reward."""
     format_reward: Annotated[float, Field(ge=0)] = 0.0
     """Added to the reward of a completion with one think block and one answer block."""
+    format_rule: Literal["strict", "bridge"] = "strict"
+    """`strict`: each tag once, and nothing after the answer block. `bridge`: what BRIDGE's own pattern lets pass."""
+    grading: Grading = Grading()
+    """What counts as the right answer, where people disagree."""
     rollout_batch: Positive = 256
     """Sequences that the sampler holds at once."""
 
@@ -326,6 +331,8 @@ class EvalSettings(StageSettings):
     """Sample from the smallest set of tokens with this much probability."""
     max_new_tokens: Positive = 512
     """Longest answer in tokens."""
+    grading: Grading = Grading()
+    """What counts as the right answer, where people disagree; recorded with the score."""
     rollout_batch: Positive = 256
     """Sequences that the sampler holds at once. Changes memory and speed only."""
     seed: Seed = 0

@@ -52,16 +52,20 @@ def comparison(a: Path, b: Path) -> list[Json]:
     """
     import numpy as np
 
+    from bridge.config.grading import Grading
     from bridge.metrics import compare, per_question
 
-    tables = []
+    tables, policies = [], []
     asked: list[list[str]] = []
     for folder in (a, b):
         correct, answers = _verdicts(folder)
         order = sorted(correct)
         samples = len(correct[order[0]])
         ks = sorted({2**power for power in range(samples.bit_length())} | {samples})
-        tables.append(per_question(np.array([correct[q] for q in order]), [answers[q] for q in order], ks))
+        verdicts = np.array([correct[q] for q in order])
+        policies.append(Grading.model_validate(read_eval(folder)["settings"].get("grading", {})))
+        ties_lose = policies[-1].ties == "lose"
+        tables.append(per_question(verdicts, [answers[q] for q in order], ks, ties_lose=ties_lose))
         asked.append(order)
     if asked[0] != asked[1]:
         shared = len(set(asked[0]) & set(asked[1]))
@@ -69,6 +73,8 @@ def comparison(a: Path, b: Path) -> list[Json]:
             f"{a} has {len(asked[0])} questions and {b} has {len(asked[1])}, of which {shared} are the same; "
             "a paired comparison needs two evaluations of one dataset"
         )
+    if policies[0] != policies[1]:
+        raise UserError(f"{a} and {b} were graded by different rules (`grading` in their eval.json); grade them alike")
     return [{"questions": len(asked[0]), **row} for row in compare(*tables)]
 
 

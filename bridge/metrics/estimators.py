@@ -49,11 +49,14 @@ def strict_majority_at_k(n: npt.ArrayLike, c: npt.ArrayLike, k: int) -> Floats:
     return _per_question(n, c, k, tail)
 
 
-def majority_at_k(correct: npt.NDArray[np.bool_], answers: Sequence[Sequence[str | None]], k: int) -> Floats:
+def majority_at_k(
+    correct: npt.NDArray[np.bool_], answers: Sequence[Sequence[str | None]], k: int, *, ties_lose: bool = False
+) -> Floats:
     """Expected credit of a plurality vote among k samples.
 
     The classes are the distinct normalised answers; None ("no answer") is never a class and never votes. The class
-    with most votes wins; where t classes tie at the top each wins with probability 1/t. No vote at all scores 0.
+    with most votes wins; where t classes tie at the top each wins with probability 1/t, or none with `ties_lose`. No
+    vote at all scores 0.
 
     Args:
         correct: [questions, samples].
@@ -74,7 +77,7 @@ def majority_at_k(correct: npt.NDArray[np.bool_], answers: Sequence[Sequence[str
     credits = []
     for verdicts, row in zip(correct.tolist(), answers, strict=True):
         right, others = _classes(verdicts, row)
-        credits.append(_plurality_credit(right, others, samples - right - sum(others), k))
+        credits.append(_plurality_credit(right, others, samples - right - sum(others), k, ties_lose))
     return np.array(credits, dtype=np.float64)
 
 
@@ -105,16 +108,17 @@ def _classes(verdicts: Sequence[bool], answers: Sequence[str | None]) -> tuple[i
 
 
 @lru_cache(maxsize=65536)
-def _plurality_credit(right: int, others: tuple[int, ...], silent: int, k: int) -> float:
+def _plurality_credit(right: int, others: tuple[int, ...], silent: int, k: int, ties_lose: bool) -> float:
     """Mean credit of the correct class over all subsets of size k.
 
     Subsets are counted by the correct class's votes m: every other class then has at most m votes, and a subset in
-    which `ties` of them reach m is worth 1 / (ties + 1). The other classes are added one by one to a table
-    (subset size, ties) -> number of subsets.
+    which `ties` of them reach m is worth 1 / (ties + 1), or nothing with `ties_lose` and ties > 0. The other classes
+    are added one by one to a table (subset size, ties) -> number of subsets.
     """
     if k == right + sum(others) + silent:
         best = max((right, *others))
-        return 1 / (1 + others.count(best)) if right == best > 0 else 0.0
+        tied = others.count(best)
+        return 1 / (1 + tied) if right == best > 0 and not (ties_lose and tied) else 0.0
     total = 0.0
     for m in range(1, min(right, k) + 1):
         table = {(taken, 0): comb(silent, taken) for taken in range(min(silent, k - m) + 1)}
@@ -126,6 +130,6 @@ def _plurality_credit(right: int, others: tuple[int, ...], silent: int, k: int) 
             table = dict(grown)
         # Each term is a quotient of whole numbers, so a large n costs no precision.
         for (taken, ties), ways in table.items():
-            if taken == k - m:
+            if taken == k - m and not (ties_lose and ties):
                 total += comb(right, m) * ways / ((ties + 1) * comb(right + sum(others) + silent, k))
     return min(total, 1.0)

@@ -30,7 +30,11 @@ class MetricComparison(Comparison):
 
 
 def per_question(
-    correct: npt.NDArray[np.bool_], answers: Sequence[Sequence[str | None]], ks: Sequence[int] = (1, 8)
+    correct: npt.NDArray[np.bool_],
+    answers: Sequence[Sequence[str | None]],
+    ks: Sequence[int] = (1, 8),
+    *,
+    ties_lose: bool = False,
 ) -> dict[str, Floats]:
     """Every metric for every question: `mean`, then `pass@k` for each k, `strict_maj@k` and `maj@k` for each k > 1.
 
@@ -40,6 +44,7 @@ def per_question(
         correct: verdicts, [questions, samples].
         answers: normalised answers of the same shape, None where there is none. They decide the vote.
         ks: sizes, each at most the number of samples.
+        ties_lose: a tied vote is worth nothing in `maj@k`, not its share.
 
     Returns:
         [questions] per metric.
@@ -56,13 +61,19 @@ def per_question(
         table[f"pass@{k}"] = pass_at_k(n, c, k)
         if k > 1:
             table[f"strict_maj@{k}"] = strict_majority_at_k(n, c, k)
-            table[f"maj@{k}"] = majority_at_k(correct, answers, k)
+            table[f"maj@{k}"] = majority_at_k(correct, answers, k, ties_lose=ties_lose)
     return table
 
 
-def score(correct: npt.NDArray[np.bool_], answers: Sequence[Sequence[str | None]], ks: Sequence[int] = (1, 8)) -> Score:
+def score(
+    correct: npt.NDArray[np.bool_],
+    answers: Sequence[Sequence[str | None]],
+    ks: Sequence[int] = (1, 8),
+    *,
+    ties_lose: bool = False,
+) -> Score:
     """The mean over questions of every metric of `per_question`, with its 95 % interval. Arguments as there."""
-    table = per_question(correct, answers, ks)
+    table = per_question(correct, answers, ks, ties_lose=ties_lose)
     questions, samples = np.shape(correct)
     metrics: dict[str, Metric] = {
         name: {"value": float(values.mean()), "interval": list(mean_interval(values))} for name, values in table.items()

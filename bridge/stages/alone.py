@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from bridge.artifacts import SEAL, open_artifact, pruned, publish, read_seal, seal
 from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
+from bridge.config.grading import Grading
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.stages import DataSettings, EvalSettings
 from bridge.config.tasks import OWN, TASKS, FileTask, IgsmSettings, OwnTask, TaskSettings
@@ -208,15 +210,51 @@ def _test_split(folder: Path, task: TaskSettings, size: int | None) -> None:
 # ---- grade, convert, inspect
 
 
-def grade_file(source: Path, output: Path) -> str:
-    """`bridge-rl grade`: grade the rows of a file; one line about it."""
+def grade_file(source: Path, output: Path, settings: Sequence[str]) -> Json:
+    """`bridge-rl grade`: grade the rows of a file; what is counted, and the policy that was in force."""
+    from bridge.progress import progress
     from bridge.tasks.grading import grade_rows
 
+    policy = _validated(Grading, {}, parse_overrides(settings), "grade")
     if not output.name or output.is_dir():
         raise UserError(f"{str(output)!r}: the output must be a file name, such as graded.jsonl")
-    summary = grade_rows(source, output)
-    reasons = ", ".join(f"{count} {reason}" for reason, count in summary.reasons.items())
-    return f"{output}: {summary.rows} rows, {summary.correct} correct ({reasons or 'the input was empty'})"
+    with progress("grade", source.stat().st_size if source.is_file() else 0, "bytes") as meter:
+        summary = grade_rows(source, output, meter.advance, policy)
+    return {**summary._asdict(), "grading": policy.model_dump(mode="json")}
+
+
+def describe_grades(summary: Json, output: Path) -> str:
+    """The summary in one line."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in summary["reasons"].items())
+    return f"{output}: {summary['rows']} rows, {summary['correct']} correct ({reasons or 'the input was empty'})"
+
+
+def audit_file(source: Path, output: Path, url: str, model: str, key_env: str | None, limit: int | None) -> Json:
+    """`bridge-rl audit`: a judge's verdicts on the rows that were graded wrong or no_answer; what is counted."""
+    from bridge.progress import progress
+    from bridge.tasks.grading.audit import Judge, audit, audited
+
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--judge {url}: must be the base URL of an API, such as http://localhost:8000/v1")
+    if key_env is not None and not os.environ.get(key_env):
+        raise UserError(f"--key-env {key_env}: this variable is not set; export it with the key of the endpoint")
+    if not output.parent.is_dir():
+        raise UserError(f"{output.parent}: there is no such folder")
+    if not source.exists():
+        raise UserError(f"{source}: there is no such file; name a graded file or an evaluation")
+    total = sum(1 for _ in islice(audited(source), limit))
+    judge = Judge(url, model, os.environ[key_env] if key_env else None)
+    with progress("audit", total, "rows") as meter:
+        return audit(source, output, judge, limit, meter.advance)
+
+
+def describe_audit(summary: Json, output: Path) -> str:
+    """The summary in one line."""
+    parts = [
+        f"{counts.get('right', 0)} of {sum(counts.values())} graded {reason} are right"
+        for reason, counts in summary["verdicts"].items()
+    ]
+    return f"{output}: in the view of {summary['judge']}, {' and '.join(parts)}"
 
 
 def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str) -> Json:

@@ -20,7 +20,7 @@ from bridge.progress import progress
 from bridge.rollout.engine import Engine, Sampling, sample_seed
 from bridge.rollout.hf import TransformersEngine
 from bridge.stages.job import Job, StopEarlyError
-from bridge.tasks.grading import Grade, grade
+from bridge.tasks.grading import Grade, Response, grade_all
 from bridge.train.chat import Chat
 from bridge.train.dataset import Dataset, read_dataset
 from bridge.train.model import load_model, load_tokenizer, model_folder, setup, stop_ids
@@ -46,23 +46,25 @@ def run(job: Job) -> dict[str, Any]:
     model, tokenizer = load_model(source, device), load_tokenizer(source)
     data = read_dataset(job.inputs["data"], job.task, settings.limit)
     chat = Chat(tokenizer, data.response_prefix, stop_ids(model))
-    golds = data.golds()
+    golds, options = data.golds(), data.options()
 
     engine = TransformersEngine(model, chat.stop_ids, chat.vocabulary, settings.rollout_batch)
     sample_all(job, engine, chat.prompts([example.prompt for example in data.examples]), settings)
     rows = load_samples(job.scratch)
 
     texts = [chat.response_text(row["ids"]) for row in rows]
-    grades = [
-        grade(text, golds[row["question"]], data.answer_kind, truncated=row["truncated"])
+    responses = [
+        Response(text, golds[row["question"]], row["truncated"], options[row["question"]])
         for row, text in zip(rows, texts, strict=True)
     ]
+    with progress(f"{job.label}: grading", len(rows), "answers") as meter:
+        grades = grade_all(meter.counted(responses), data.answer_kind, policy=settings.grading)
 
     result = {
         "model": name_of(job.inputs["model"]),
         "data": name_of(job.inputs["data"]),
         "settings": settings.model_dump(mode="json", exclude={"resources", "model", "data"}),
-        **scores(rows, grades, settings.samples),
+        **scores(rows, grades, settings.samples, ties_lose=settings.grading.ties == "lose"),
     }
     write_samples(job.out / "samples.parquet", data, rows, texts, grades)
     (job.out / "eval.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -120,13 +122,13 @@ def load_samples(scratch: Path) -> list[Stored]:
     return sorted(rows, key=lambda row: (row["question"], row["sample"]))
 
 
-def scores(rows: Sequence[Stored], grades: Sequence[Grade], samples: int) -> dict[str, Any]:
+def scores(rows: Sequence[Stored], grades: Sequence[Grade], samples: int, *, ties_lose: bool = False) -> dict[str, Any]:
     """The metric table with intervals over questions, and the rates that belong beside every accuracy."""
     correct = np.array([verdict.correct for verdict in grades]).reshape(-1, samples)
     answers = [[verdict.answer for verdict in grades[i : i + samples]] for i in range(0, len(grades), samples)]
     reasons = Counter(verdict.reason for verdict in grades)
     return {
-        **score(correct, answers, sizes(samples)),
+        **score(correct, answers, sizes(samples), ties_lose=ties_lose),
         "truncated": sum(row["truncated"] for row in rows) / len(rows),
         "no_answer": sum(verdict.answer is None for verdict in grades) / len(grades),
         "tokens": sum(len(row["ids"]) for row in rows) / len(rows),

@@ -16,11 +16,11 @@ from bridge.errors import WorkFailedError
 from bridge.rollout.engine import Completion, Engine, Sampling, sample_seed
 from bridge.rollout.hf import TransformersEngine
 from bridge.stages.job import Job, StopEarlyError
-from bridge.tasks.grading import Grade, format_reward, grade
+from bridge.tasks.grading import Grade, Response, format_reward, grade_all
 from bridge.train.advantages import group_advantages, mixed_groups
 from bridge.train.batches import Row, aligned, batch_logprobs, collate, micro_batches
 from bridge.train.chat import Chat
-from bridge.train.dataset import Dataset, read_dataset
+from bridge.train.dataset import read_dataset
 from bridge.train.journal import open_journal
 from bridge.train.loop import Training
 from bridge.train.losses import k3, masked_sum, policy_loss
@@ -28,6 +28,7 @@ from bridge.train.model import copy_configuration, load_model, load_tokenizer, m
 from bridge.train.starts import Start, by_state, chosen, start_states
 
 TABLE_ROWS = 16  # completions in a sample table
+GRADING_SECONDS = 60.0  # for all of a rollout batch; LaTeX answers that are not compared by then count as grader_error
 GAP_LIMIT = 0.1  # nats; float32 on both sides stays below 1e-3, a wrong position or temperature is far above
 
 
@@ -83,7 +84,8 @@ def run(job: Job) -> dict[str, Any]:
     model, tokenizer = load_model(source, device), load_tokenizer(source)
     data = read_dataset(job.inputs["data"], job.task)
     chat = Chat(tokenizer, data.response_prefix, stop_ids(model))
-    states, golds = start_states(chat, data, settings.starts), data.golds()
+    states = start_states(chat, data, settings.starts)
+    golds, options = data.golds(), data.options()
     engine = TransformersEngine(model, chat.stop_ids, chat.vocabulary, settings.rollout_batch)
     policy = Policy(model, load_model(source, device) if settings.kl else None, chat.vocabulary, settings)
 
@@ -96,11 +98,23 @@ def run(job: Job) -> dict[str, Any]:
             started = time.monotonic()
             batch = chosen(states, settings.starts, step, settings.steps, settings.prompts, settings.seed)
             sampled = rollout(engine, [start.prompt for start in batch], settings, step)
-            groups = [
-                [judge(chat, start, golds[start.row], completion, data, settings) for completion in group]
-                for start, group in zip(batch, sampled, strict=True)
-            ]
-            training.record({"sample_seconds": time.monotonic() - started, **rollout_metrics(groups)})
+            sampled_at = time.monotonic()
+            groups = judge(
+                chat,
+                [
+                    (start, golds[start.row], options[start.row], group)
+                    for start, group in zip(batch, sampled, strict=True)
+                ],
+                data.answer_kind,
+                settings,
+            )
+            training.record(
+                {
+                    "sample_seconds": sampled_at - started,
+                    "grade_seconds": time.monotonic() - sampled_at,
+                    **rollout_metrics(groups),
+                }
+            )
             correct = [sum(sample.grade.correct for sample in group) / len(group) for group in groups]
             training.record(by_state(batch, correct))
             rewards = torch.tensor([[sample.reward for sample in group] for group in groups])
@@ -128,22 +142,48 @@ def rollout(
     return engine.sample(prompts, seeds, Sampling(settings.temperature, max_new_tokens=settings.max_new_tokens))
 
 
-def judge(chat: Chat, start: Start, gold: str, completion: Completion, data: Dataset, settings: RlSettings) -> Sample:
-    """The reward of a completion: 1 for the right answer, plus the weighted format reward. What is given counts as text
-    of the response and is not learnt from."""
-    text = chat.response_text([*start.given, *completion.ids])
-    verdict = grade(text, gold, data.answer_kind, truncated=completion.truncated)
-    reward = float(verdict.correct)
-    if settings.format_reward:
-        reward += settings.format_reward * format_reward(text)
-    return Sample(start.prompt, completion, text, gold, verdict, reward)
+def judge(
+    chat: Chat,
+    asked: Sequence[tuple[Start, str, Sequence[str], Sequence[Completion]]],
+    kind: str,
+    settings: RlSettings,
+) -> list[list[Sample]]:
+    """The reward of each completion: 1 for the right answer, plus the weighted format reward.
+
+    What a start state gives of the solution counts as text of the response, and is not learnt from.
+
+    Args:
+        asked: start state, right answer, options and completions of each group.
+    """
+    said = [
+        (
+            start.prompt,
+            completion,
+            Response(chat.response_text([*start.given, *completion.ids]), gold, completion.truncated, options),
+        )
+        for start, gold, options, group in asked
+        for completion in group
+    ]
+    verdicts = grade_all((r for _, _, r in said), kind, policy=settings.grading, seconds=GRADING_SECONDS)
+    samples = [
+        Sample(prompt, completion, response.text, response.gold, verdict, reward(response.text, verdict, settings))
+        for (prompt, completion, response), verdict in zip(said, verdicts, strict=True)
+    ]
+    return [samples[start : start + settings.group] for start in range(0, len(samples), settings.group)]
+
+
+def reward(text: str, verdict: Grade, settings: RlSettings) -> float:
+    """1 for the right answer, plus the weighted format reward."""
+    extra = settings.format_reward * format_reward(text, settings.format_rule) if settings.format_reward else 0.0
+    return float(verdict.correct) + extra
 
 
 def usable(groups: Sequence[Sequence[Sample]], advantages: Tensor, mixed: Tensor, settings: RlSettings) -> list[Item]:
     """The sequences that the update is made of.
 
     A group whose rewards are all the same teaches nothing and is left out, so that it does not dilute the token
-    mean either. A truncated completion may be left out by setting; its reward still counts in its group's mean.
+    mean either. A truncated completion may be left out by setting; its reward still counts in its group's mean. One
+    that could not be graded is always left out: nobody knows whether its reward of 0 is deserved.
     """
     return [
         Item(
@@ -154,7 +194,7 @@ def usable(groups: Sequence[Sequence[Sample]], advantages: Tensor, mixed: Tensor
         for index, group in enumerate(groups)
         if mixed[index]
         for place, sample in enumerate(group)
-        if not (settings.mask_truncated and sample.completion.truncated)
+        if not (settings.mask_truncated and sample.completion.truncated) and sample.grade.reason != "grader_error"
     ]
 
 
@@ -217,6 +257,7 @@ def rollout_metrics(groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
         "correct": share([sample.grade.correct for sample in samples]),
         "no_answer": share([sample.grade.answer is None for sample in samples]),
         "truncated": share([sample.completion.truncated for sample in samples]),
+        "grader_error": share([sample.grade.reason == "grader_error" for sample in samples]),
         "length": sum(lengths) / len(lengths),
         "entropy": -sum(sum(sample.completion.logprobs) for sample in samples) / sum(lengths),
         "groups_skipped": len(constant) / len(groups),

@@ -9,7 +9,7 @@ from pathlib import Path
 from bridge.config.tasks import TaskSettings
 from bridge.errors import UserError
 from bridge.tasks import Example, load_task
-from bridge.tasks.grading import canonical
+from bridge.tasks.grading import canonical, listed_options
 from bridge.tasks.tables import read_examples, read_facts
 
 
@@ -46,6 +46,11 @@ class Dataset:
             except UserError as error:
                 raise UserError(f"{self.path}: row {example.id}: {error}") from None
         return [example.gold for example in self.examples]
+
+    def options(self) -> list[tuple[str, ...]]:
+        """The options that each question lists, where answers are choices; else none."""
+        choice = self.answer_kind.partition(":")[0] == "choice"
+        return [listed_options(example.prompt[-1]["content"]) if choice else () for example in self.examples]
 
 
 def read_dataset(path: Path, task: TaskSettings, limit: int | None = None) -> Dataset:

@@ -30,7 +30,7 @@ RL = {
     "kl": 0.1, "save_every": 2, "log_every": 2, "samples_every": 3, "rollout_batch": 8, "format_reward": 0.1,
 }  # fmt: skip
 EVAL = {"samples": 4, "max_new_tokens": 14, "rollout_batch": 16}
-TIMES = {"seconds", "tokens_per_second", "sample_seconds"}
+TIMES = {"seconds", "tokens_per_second", "sample_seconds", "grade_seconds"}
 
 
 class StopAfter(StopFlag):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.config.grading import Grading
 from bridge.errors import UserError
 from bridge.tasks.grading import grade_rows
 
@@ -46,6 +47,18 @@ def test_rows_keep_their_order_and_fields(tmp_path: Path) -> None:
     assert summary == (6, 2, {"correct": 2, "wrong": 2, "truncated": 1, "no_answer": 1})
     assert sum(steps) == source.stat().st_size
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["in.jsonl", "out.jsonl"]
+
+
+def test_options_and_policy_are_heeded(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"response": "The answer is iron", "gold": "B", "kind": "choice", "options": ["wood", "iron"]},
+        {"response": "#### 35%", "gold": 0.35, "kind": "number"},
+        {"response": "#### x+1", "gold": "1+x", "kind": "latex"},
+    ]
+    target = tmp_path / "out.jsonl"
+    summary = grade_rows(write(tmp_path / "in.jsonl", rows), target, policy=Grading(percent="hundredth"))
+    assert summary == (3, 3, {"correct": 3})
+    assert [row["answer"] for row in read(target)] == ["B", "7/20", "1+x"]
 
 
 def test_unicode_line_separators_do_not_split_rows(tmp_path: Path) -> None:
@@ -86,7 +99,8 @@ GOOD = b'{"response": "7", "gold": "7", "kind": "number"}\n'
         (b'{"response": "7", "gold": "x", "kind": "number"}', "line 3: gold 'x' is not a number"),
         (b'{"response": "7", "gold": "7", "kind": 5}', "line 3: field 'kind' must be text"),
         (b'{"response": "7", "gold": "7", "kind": "sum"}', "line 3: kind 'sum' is not known"),
-        (b'{"response": "7", "gold": "7", "kind": "latex:x"}', "line 3: grading of kind 'latex'"),
+        (b'{"response": "7", "gold": "", "kind": "latex:x"}', "line 3: gold '' is not a formula"),
+        (b'{"response": "7", "gold": "A", "kind": "choice", "options": "x"}', "line 3: field 'options'"),
         (b'{"response": "7", "gold": "7", "kind": "number", "truncated": "no"}', "line 3: field 'truncated'"),
     ],
 )

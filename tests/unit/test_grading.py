@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.config.grading import Grading
 from bridge.errors import UserError
-from bridge.tasks.grading import KINDS, REASONS, canonical, format_reward, grade
+from bridge.tasks.grading import KINDS, REASONS, canonical, format_reward, grade, listed_options
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -134,6 +135,38 @@ NUMBERS = [
     ("#### 35", "35%", True),
     ("#### 0.35", "35", False),
     ("50 in total", "5", False),
+    # words and suffixes that change a number are part of it
+    ("#### 5 million", "5000000", True),
+    ("#### 5 million", "5", False),
+    ("The answer is $2.5 million.", "2500000", True),
+    (r"\boxed{5\text{ million}}", "5000000", True),
+    ("#### $5K", "5000", True),
+    ("#### 300K", "300", True),
+    ("#### minus 5", "-5", True),
+    ("#### negative 5", "5", False),
+    ("8 minus 5 is 3", "3", True),
+    ("The answer is twelve.", "12", True),
+    ("The answer is twenty-one eggs.", "21", True),
+    ("She had 3. The answer is two.", "2", True),
+    ("The answer is one of these.", "1", False),
+    (r"\boxed{5!}", "5", False),
+    ("#### 1_000", "1", False),
+    ("#### _46_", "46", True),
+    # more spellings
+    ("#### 1,00,000", "100000", True),
+    ("#### 1 and 1/2", "1.5", True),
+    ("#### ٤٢", "42", True),
+    (r"\boxed{\approx 5}", "5", True),
+    ("15 (= 5 × 3)", "15", True),
+    # hedges
+    ("#### 5 or 6", "5", False),
+    ("The answer is 5 or 6.", "6", False),
+    ("#### 5 or 7 or 6", "5", False),
+    # other turns and end tokens
+    ("#### 5\n\nHuman: next?\n#### 7", "5", True),
+    ("#### 5\n### Instruction:\nDo\n#### 7", "5", True),
+    ("#### 5<|endoftext|>Question: 3\n#### 7", "5", True),
+    ("#### 5</s>", "5", True),
 ]
 
 CHOICES = [
@@ -168,6 +201,30 @@ CHOICES = [
     ("It's C.", "(C)", True),
     ("<think>B", "B", False),
     ("Answer: B\n\nQuestion: next\nAnswer: C", "B", True),
+    ("The answer is 'C'.", "C", True),
+    ("The answer is C or maybe D", "C", False),
+    ("The answer is C and not A.", "C", True),
+    ("The answer is not B, it is C", "C", True),
+    ("The answer is neither A nor B", "A", False),
+    ("Between A and C, I pick C.", "C", True),
+    ("C's the one", "C", False),
+]
+
+OPTIONS = ("a magnet", "a nail", "It depends.", "magnets and nails")
+TEXTS = [
+    ("The answer is a magnet.", "A", True),
+    ("Answer: The nail, because it rusts", "B", True),
+    ("The answer is: it depends", "C", True),
+    ("The answer is magnets and nails", "D", True),
+    ("The answer is a magnet or a nail", "A", False),
+    ("The answer is a magnetic field", "A", False),
+    ("The answer is B, a nail", "B", True),
+    ("The answer is B, not a magnet", "B", True),
+    (r"\boxed{\text{a nail}}", "B", True),
+    ("<answer>A nail</answer>", "B", True),
+    ("### a nail", "B", True),
+    ("Rust is iron.\nA nail.", "B", True),
+    ("A nail rusts, and a magnet does not", "B", False),
 ]
 
 LABELS = [
@@ -187,6 +244,16 @@ LABELS = [
     (r"\boxed{yes}", "yes", True),
     ("### Positive.", "positive", True),
     ("### negative", "positive", False),
+    ("### yes and no", "yes", False),
+    ("### yes or maybe no", "yes", False),
+    ("### yes and it is clear", "yes", True),
+    ("### no one knows", "no", False),
+    ("### yes-ish", "yes", False),
+    ("### not entailment", "yes", False),
+    ("### non-entailment", "yes", False),
+    ("The relationship is entailment.", "yes", True),
+    ("**Label:** neutral", "neutral", True),
+    ("The relation is not clear, so no", "no", False),
 ]
 
 
@@ -200,6 +267,63 @@ def test_choices(response: str, gold: str, want: bool) -> None:
     assert grade(response, gold, "choice").correct is want
 
 
+@pytest.mark.parametrize(("response", "gold", "want"), TEXTS)
+def test_the_text_of_an_option_is_as_good_as_its_letter(response: str, gold: str, want: bool) -> None:
+    assert grade(response, gold, "choice", options=OPTIONS).correct is want
+
+
+@pytest.mark.parametrize(
+    ("question", "options"),
+    [
+        ("Which?\nA. coil\nB. nail of iron \nC. rope", ("coil", "nail of iron", "rope")),
+        ("Which?\n(A) coil\n(B) nail", ("coil", "nail")),
+        ("Which?\nA) x\nB) y\n\nAnswer: A\n\nWhich?\nA) coil\nB) nail\nAnswer:", ("coil", "nail")),
+        ("Article: A. B.\nQuestion: Which?\nOptions: A: coil\nB: nail", ("coil", "nail")),
+        ("A. Smith asks: which?", ()),
+        ("How many?", ()),
+    ],
+)
+def test_options_are_read_from_the_question(question: str, options: tuple[str, ...]) -> None:
+    assert listed_options(question) == options
+
+
+POLICIES = [
+    ("#### 35%", "0.35", {"percent": "hundredth"}, True),
+    ("#### 35%", "35%", {"percent": "hundredth"}, True),
+    ("#### 35", "35%", {"percent": "hundredth"}, False),
+    ("#### 35 percent", "7/20", {"percent": "hundredth"}, True),
+    (r"\boxed{35\%}", "0.35", {"percent": "hundredth"}, True),
+    ("#### 0.33", "0.333", {"rounding": "gold"}, False),
+    ("#### 0.3333", "0.333", {"rounding": "gold"}, True),
+    ("#### 1/3", "0.333", {"rounding": "gold"}, True),
+    ("#### 0.3335", "0.333", {"rounding": "gold"}, True),
+    ("#### 0.3336", "0.333", {"rounding": "gold"}, False),
+    ("#### 71.5", "72", {"rounding": "gold"}, True),
+    ("#### 71.4", "72", {"rounding": "gold"}, False),
+    ("#### 0.333", "1/3", {"rounding": "gold"}, False),
+    ("#### 10 m", "10 cm", {}, True),
+    ("#### 10 m", "10 cm", {"units": "match"}, False),
+    ("#### 10 cm", "10 cm", {"units": "match"}, True),
+    (r"\boxed{10\text{ cm}}", "10 cm", {"units": "match"}, True),
+    ("#### 10 Meters", "10 meter", {"units": "match"}, True),
+    ("#### 10", "10 cm", {"units": "match"}, True),
+    ("#### 10 because it is so", "10 cm", {"units": "match"}, True),
+    ("#### €10", "$10", {"units": "match"}, False),
+    ("#### $10", "$10", {"units": "match"}, True),
+    ("#### 0.35", "35.0%", {"percent": "hundredth", "rounding": "gold"}, True),
+    ("#### 0.3504", "35.0%", {"percent": "hundredth", "rounding": "gold"}, True),
+    ("#### 0.36", "35.0%", {"percent": "hundredth", "rounding": "gold"}, False),
+]
+
+
+@pytest.mark.parametrize(("response", "gold", "settings", "want"), POLICIES)
+def test_policies(response: str, gold: str, settings: dict[str, str], want: bool) -> None:
+    policy = Grading.model_validate(settings)
+    result = grade(response, gold, "number", policy=policy)
+    assert result.correct is want
+    assert (result.answer == canonical(gold, "number", policy)) is want  # a vote counts what is equal as equal
+
+
 @pytest.mark.parametrize(("response", "gold", "want"), LABELS)
 def test_labels(response: str, gold: str, want: bool) -> None:
     assert grade(response, gold, "label").correct is want
@@ -210,9 +334,9 @@ def test_labels(response: str, gold: str, want: bool) -> None:
 )
 def test_shared_cases() -> None:
     with (SHARED / "cases/grading.jsonl").open(encoding="utf-8") as file:
-        cases = [case for case in map(json.loads, file) if not case["kind"].startswith("latex")]
+        cases = [json.loads(line) for line in file]
     wrong = [c for c in cases if grade(c["response"], c["gold"], c["kind"]).correct is not c["want"]]
-    assert len(cases) == 86
+    assert len(cases) == 110
     assert not wrong
 
 
@@ -255,7 +379,7 @@ def test_what_a_grade_records(response: str, truncated: bool, answer: str | None
         ("", "number", "is not a number"),
         ("Q", "choice", "is not an option letter"),
         ("...", "label", "is not a label"),
-        ("7", "latex:unit", "not available yet"),
+        ("", "latex:unit", "is not a formula"),
         ("7", "numeral", "kind 'numeral' is not known"),
     ],
 )
@@ -280,6 +404,22 @@ def test_a_gold_answer_that_cannot_be_used_is_refused(gold: str, kind: str, mess
 )
 def test_format_reward(response: str, reward: float) -> None:
     assert format_reward(response) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<think>a\nb</think>\n<answer>5</answer>", 1.0),
+        ("<think>a</think><answer>5</answer>\nbye", 1.0),
+        ("<think>a</think><answer>5</answer> bye", 0.0),
+        ("<think>a<think>b</think><answer>5</answer>", 1.0),
+        ("<think>a</think> so <answer>5</answer>", 0.0),
+        ("so <think>a</think><answer>5</answer>", 0.0),
+        ("5", 0.0),
+    ],
+)
+def test_format_reward_as_bridge_has_it(response: str, reward: float) -> None:
+    assert format_reward(response, "bridge") == reward
 
 
 integers = st.integers(-(10**9), 10**9)

@@ -1,8 +1,7 @@
 """Numbers as people and models write them, read exactly or not at all.
 
 A literal that is only partly understood has no value: `1e3` is never 1 and `12,34` is neither 12 nor 34. Values are
-rational numbers in canonical form ("72", "-3/4"), so equal values are equal strings. Units, currency and the percent
-sign are ignored, with no scaling by 100.
+rational numbers. What a percent sign, a unit or the number of decimals means is not decided here but in `grade.py`.
 """
 
 from __future__ import annotations
@@ -20,16 +19,18 @@ _SAME = str.maketrans(
     {
         **dict.fromkeys("−‐‑–﹣－", "-"),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff"),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-        **dict(zip("＝％，：＋．／＄", "=%,:+./$", strict=True)),
+        **{chr(ord(zero) + digit): str(digit) for zero in "０٠۰०০੦૦୦௦౦೦൦๐໐༠၀" for digit in range(10)},
+        **dict(zip("＝％，：＋．／＄٫٬٪", "=%,:+./$.,%", strict=True)),
     }
 )
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+_POWERS = str.maketrans("²³", "23")
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|[,'\u00a0\u2009\u202f])"
 _INT = (
-    rf"(?:[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}}){{1,12}}(?![0-9])"
+    r"(?:[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3}(?![0-9,])|"  # 1,00,000: lakhs
+    rf"[0-9]{{1,3}}(?:{_SEPARATOR}[0-9]{{3}}){{1,12}}(?![0-9])"
     r"|[0-9]{1,3}(?:\ [0-9]{3}){1,12}(?![0-9-])"  # not "3 200-page books"
     r"|[0-9]+)"
 )
@@ -40,20 +41,33 @@ _FRAC = (
 )
 _LITERAL = re.compile(
     rf"""
-    (?<![A-Za-z0-9_]) (?<![A-Za-z]\^) (?<![A-Za-z]\^\{{)
+    (?<![A-Za-z0-9]) (?<![A-Za-z0-9]_) (?<![A-Za-z]\^) (?<![A-Za-z]\^\{{)
     (?: (?: (?: (?P<whole>{_INT}) \s* )? (?: {_FRAC} | (?P<vulgar>[{_VULGAR}]) )
-      | (?: (?P<mixed>{_INT}) \ + )? (?P<over>{_DECIMAL}) \s* [/⁄] \s* (?P<under>{_DECIMAL})
+      | (?: (?P<mixed>{_INT}) \ +(?:and\ +)? )? (?P<over>{_DECIMAL}) \s* [/⁄] \s* (?P<under>{_DECIMAL})
       | (?P<decimal>{_DECIMAL})
         (?: [eE](?P<e>[-+]?[0-9]+)
           | \s*(?:\\times|\\cdot|[×·*x])\s*10\s*(?:\^\s*\{{?\s*(?P<power>[-+]?[0-9]+)\s*\}}?
                                                |\*\*\s*(?P<power2>-?[0-9]+)|(?P<power3>⁻?[⁰¹²³⁴-⁹]+)) )?
     )
-    (?! [0-9] | [.,:/']+[0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
-    | (?P<bad>[0-9](?:(?:[0-9.,:/']|[eE][-+]?(?=[0-9])|\{{,\}}|\\[,!])*[0-9])?) )
+    (?! [0-9] | [.,:/'_]+[0-9] | [eE][-+]?[0-9] | (?:\{{,\}}|\\[,!])[0-9] )
+    | (?P<bad>[0-9](?:(?:[0-9.,:/'_]|[eE][-+]?(?=[0-9])|\{{,\}}|\\[,!])*[0-9])?) )
     """,
     re.VERBOSE,
 )
 _PLAIN = re.compile(r"[\s*$]*([-+]?[0-9]{1,18})[\s*$.]*")
+_ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_ONES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_WORDS = re.compile(
+    rf"""[\s*_"'“(\[]* (?P<sign>(?:minus|negative)\s+)?
+    (?: (?P<tens>{"|".join(_TENS[2:])}) (?:[-\s](?P<one>{"|".join(_ONES[1:10])}))? | (?P<ones>{"|".join(_ONES)}) )
+    (?:\s+(?P<unit>[A-Za-z]+))? [\s*_"'”)\].!]*""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_OR = re.compile(r"[\s,*_$]*\bor\b[\s*_$]*", re.IGNORECASE)
+_SIGN_WORD = re.compile(
+    r"(?:\bnegative|(?:\A|[=:(*]|\b(?:is|was|be|to))\s*\bminus)\s+(?:\\?\$|[€£¥₹])?\Z", re.IGNORECASE
+)
 _SIGN = re.compile(r"([-+])(\s*)(?:\\?\$|[€£¥₹])?\s*\Z")
 _UNREAD_BEFORE = re.compile(r"(?:\\(?:sqrt|log|ln|exp|[dt]?frac|pm|binom)\b[^\s]*|[√±≤≥])\s*\Z")
 _UNREAD_AFTER = re.compile(r"\s*(?:\^(?!\s*\{?\s*\\circ)|[²³⁴-⁹]|\*\*[0-9(]|[π√∞]|\\(?:pi|sqrt|[dt]?frac|infty)\b)")
@@ -63,14 +77,21 @@ _OPERATOR = re.compile(
     rf"\s+|{_UNIT}[\s)\]}}$]*(?:[-+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
     r"[\s(\[{$\\€£¥₹]*"
 )
-_EQUALS = re.compile(rf"{_UNIT}[\s)\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\€£¥₹*]*")
+_EQUALS = re.compile(rf"{_UNIT}[\s()\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\€£¥₹*]*")
 _NEW_THOUGHT = re.compile(r"\b(?:because|since|as|so|where|when|if|and|with|for|but|or|then|that|which|is|are|was)\b")
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_BOX_HEAD = re.compile(r"(?:[^0-9\\]*[=:≈])?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
+_BOX_HEAD = re.compile(r"(?:[^0-9\\]*(?:[=:≈]|\\approx|\\sim))?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
 _BOX_TAIL = re.compile(
-    r"(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
+    r"(?!\s*!)(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
 )
+_SCALE = re.compile(r"[\s~$}]*\b((?i:thousand|million|billion|trillion))\b(?!-)|(k)\b|(?<=[0-9])(K)\b")
+_TIMES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_PERCENT = re.compile(r"[\s~$}]*(?:\\?%|\\text\s*\{\s*(?:%|percent)|percent\b)", re.IGNORECASE)
+_WORD = re.compile(
+    r"(?:\\[ ,;!]|[\s~$}])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(\^?\{?\\circ|[A-Za-z°¢/]+(?:\^?\{?[23]|[²³])?)"
+)
+_CURRENCY = re.compile(r"([$€£¥₹])[\s{]*\Z")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
 
@@ -84,8 +105,43 @@ class _Literal(NamedTuple):
     end: int
 
 
-def extract(text: str, explicit: bool) -> tuple[str | None, str]:
-    """The canonical number that a response's final part gives, or None, and the rule that found its place.
+class Number(NamedTuple):
+    """A number and how it was written, which is looked at only where a policy asks for it."""
+
+    value: Fraction
+    literal: _Literal | None = None
+    """None: it was digits only, or words."""
+    word: str = ""
+    """Its unit, where there is no literal."""
+
+    @property
+    def percent(self) -> bool:
+        """Whether a percent sign, or the word, stands behind it."""
+        match = self.literal and self.literal.match
+        return bool(match and _PERCENT.match(match.string, match.end()))
+
+    @property
+    def decimals(self) -> int | None:
+        """Digits after the decimal point; None for a fraction or a power of ten, which say nothing about rounding."""
+        if self.literal is None:
+            return 0
+        match = self.literal.match
+        scaled = match["e"] or match["power"] or match["power2"] or match["power3"] or _scale(self.literal) != 1
+        return len(match["decimal"].partition(".")[2]) if match["decimal"] and not scaled else None
+
+    @property
+    def unit(self) -> str:
+        """The currency before it, else the word behind it in lower case without a plural s; not the percent sign."""
+        if self.literal is None:
+            return _unit(self.word)
+        match, start = self.literal.match, self.literal.start
+        before = match.string[max(0, start - 8) : match.start()].rstrip("+-")
+        word, currency = _WORD.match(match.string, match.end()), _CURRENCY.search(before)
+        return currency.group(1) if currency else _unit(word.group(1)) if word else ""
+
+
+def extract(text: str, explicit: bool) -> tuple[Number | None, str]:
+    """The number that a response's final part gives, or None, and the rule that found its place.
 
     Order: last `####` line, last box, last answer tag, last answer phrase, and unless `explicit` the last number.
     """
@@ -97,26 +153,40 @@ def extract(text: str, explicit: bool) -> tuple[str | None, str]:
         if not tail.strip() and position == 0:
             return None, "phrase"
         sentence = _SENTENCE_END.split(tail, maxsplit=1)[0]
-        if _LITERAL.search(_same(sentence)):
+        if _LITERAL.search(same(sentence)) or _in_words(sentence):
             return _read(sentence), "phrase"
     return (None, "none") if explicit else (_last(text), "last_number")
 
 
-def _read(region: str) -> str | None:
-    """The canonical number that a marked region gives: its first number, or the result of the equation there."""
+def _read(region: str) -> Number | None:
+    """The number that a marked region gives: its first number, or the result of the equation there."""
     plain = _PLAIN.fullmatch(region)
     if plain:
-        return str(int(plain.group(1)))
+        return Number(Fraction(int(plain.group(1))), word="$" if plain.string.count("$") == 1 else "")
     box = in_box(region)
     if box is not None:
         return exact(box)
     cues = [tail for tail in after_cues(region) if any(c.isdigit() for c in tail)]
     text = _clean(cues[0] if cues else region)
     chains = _chains(text, _literals(text, signed_start=True))
-    return _result(chains[0]) if chains else None
+    if not chains:
+        return _in_words(text)
+    if len(chains) > 1 and _OR.fullmatch(text[chains[0][-1][-1].end : chains[1][0][0].start]):
+        return None
+    return _result(chains[0])
 
 
-def _last(text: str) -> str | None:
+def _in_words(region: str) -> Number | None:
+    """The number of a region that is a number word below a hundred, perhaps with one word behind it: "twelve eggs"."""
+    match = _WORDS.fullmatch(region)
+    if match is None:
+        return None
+    tens, ones = match.group("tens"), match.group("one") or match.group("ones")
+    value = (10 * _TENS.index(tens.lower()) if tens else 0) + (_ONES.index(ones.lower()) if ones else 0)
+    return Number(Fraction(-value if match.group("sign") else value), word=match.group("unit") or "")
+
+
+def _last(text: str) -> Number | None:
     """The last number of the last line that has one."""
     for line in reversed(text.split("\n")):
         line = _clean(line)
@@ -126,13 +196,13 @@ def _last(text: str) -> str | None:
     return None
 
 
-def exact(content: str) -> str | None:
-    """The canonical number of a text that is one number or equation and nothing else but a unit or a name: what a box
+def exact(content: str) -> Number | None:
+    """The number of a text that is one number or equation and nothing else but a unit or a name: what a box
     holds, or a gold answer. Otherwise None."""
     plain = _PLAIN.fullmatch(content)
     if plain:
-        return str(int(plain.group(1)))
-    text = _WRAPPER.sub(lambda m: m.group(1) if any(c.isdigit() for c in m.group(1)) else " ", _clean(content))
+        return Number(Fraction(int(plain.group(1))), word="$" if plain.string.count("$") == 1 else "")
+    text = _WRAPPER.sub(r"\1", _clean(content))
     literals = _literals(text, signed_start=True)
     chains = _chains(text, literals)
     if len(chains) != 1 or not _BOX_HEAD.fullmatch(text[: literals[0].start]):
@@ -140,12 +210,12 @@ def exact(content: str) -> str | None:
     return _result(chains[0]) if _BOX_TAIL.fullmatch(text[literals[-1].end :]) else None
 
 
-def _same(text: str) -> str:
+def same(text: str) -> str:
     return text if text.isascii() else text.translate(_SAME)
 
 
 def _clean(text: str) -> str:
-    text = _same(text)
+    text = same(text)
     return _CALCULATOR.sub("", text) if "<<" in text else text
 
 
@@ -163,7 +233,8 @@ def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
     """
     match = _SIGN.search(text, max(0, start - 8), start)
     if match is None:
-        return False, start
+        worded = text[max(0, start - 9) : start].rstrip("$€£¥₹\\ ")[-1:] in ("s", "e", "S", "E")
+        return worded and bool(_SIGN_WORD.search(text, max(0, start - 20), start)), start
     before = text[max(0, match.start() - 40) : match.start()]
     previous = before.rstrip()[-1:]
     if previous.isdigit() or (previous and previous in ")]}%°-+" + _VULGAR):
@@ -185,7 +256,26 @@ def _value(literal: _Literal) -> Fraction | None:
     ):
         return None
     size = _decimal_or_exponent(match) if match["decimal"] else _fraction(match)
-    return -size if size is not None and literal.negative else size
+    if size is None:
+        return None
+    scale = _scale(literal)
+    return (-size if literal.negative else size) * scale if scale != 1 else -size if literal.negative else size
+
+
+def _scale(literal: _Literal) -> int:
+    """What a word such as million behind a literal multiplies it by. 5k and $5K are thousands, 300K a temperature."""
+    text, start = literal.match.string, literal.match.start()
+    found = _SCALE.match(text, literal.match.end())
+    if not found or (found.group(3) and not _CURRENCY.search(text[max(0, start - 3) : start])):
+        return 1
+    return _TIMES[next(filter(None, found.groups())).lower()]
+
+
+def _unit(word: str) -> str:
+    lower = word.lower().replace("^", "").replace("{", "").translate(_POWERS)
+    if _NEW_THOUGHT.fullmatch(lower) or lower == "percent":
+        return ""
+    return lower.removesuffix("s") if len(lower) > 2 else lower
 
 
 def _decimal_or_exponent(match: re.Match[str]) -> Fraction | None:
@@ -227,10 +317,10 @@ def _chains(text: str, literals: list[_Literal]) -> list[list[list[_Literal]]]:
     return chains
 
 
-def _result(chain: list[list[_Literal]]) -> str | None:
+def _result(chain: list[list[_Literal]]) -> Number | None:
     """The last side of an equation that is one number: 10 + 62 = 72 gives 72, and so does 72 = 10 + 62."""
     for side in reversed(chain):
         if len(side) == 1:
             value = _value(side[0])
-            return None if value is None else str(value)
+            return None if value is None else Number(value, side[0])
     return None

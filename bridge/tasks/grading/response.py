@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 # Bounds that keep grading linear in the length of a degenerate response; no real answer comes near them.
 MAX_CUES = 50
 MAX_TAIL = 1000
 
 _THINK = re.compile(r"<\s*(/?)\s*think(?:ing)?\s*>", re.IGNORECASE)
-_RUN_ON = re.compile(r"\n[ \t*#_>]*(?:question|q)[ \t*_]*[0-9]*[ \t*_]*:", re.IGNORECASE)
+_RUN_ON = re.compile(r"\n[ \t*#_>]*(?:question|q|human|user|instruction)[ \t*_]*[0-9]*[ \t*_]*:", re.IGNORECASE)
+_END = re.compile(r"<\|(?:endoftext|end_of_text|im_start|im_end|eot_id)\|>|</s>")
 _FINISHED = re.compile(r".*[\s}>]", re.DOTALL)
 _FORMAT = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
+_BRIDGE_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>$", re.DOTALL | re.MULTILINE)
 _HASH = re.compile(r"#{4,}([^\n]*)")
 _HEADING = re.compile(
     r"[\s*_]*(?:(?:step|part|case|problem|question|example|method|solution|option|section|note|check)\b"
@@ -43,12 +46,15 @@ _LINE_END = re.compile(r"[*_ \t]*(?:\n|\Z)")
 _DECORATION = re.compile(r"(?:[\s*_`$]|\\\[)*")
 
 
-def format_reward(response: str) -> float:
-    """1.0 if the response is one think block, optional white space, one answer block, and nothing else; else 0.0.
+def format_reward(response: str, rule: Literal["strict", "bridge"] = "strict") -> float:
+    """1.0 if the response has the form that is asked for, else 0.0.
 
+    `strict`: one think block, optional white space, one answer block, and nothing else. `bridge`: it starts with a
+    think block, optional white space and an answer block that ends its line; tags may recur, and lines may follow.
     BRIDGE's completions begin after a `<think>` that stands in the prompt: put it back before calling.
-    Stricter than BRIDGE's pattern in one point: text on a line after the answer block fails too.
     """
+    if rule == "bridge":
+        return 1.0 if _BRIDGE_FORMAT.match(response) else 0.0
     lower = response.lower()
     once = all(lower.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
     return 1.0 if once and _FORMAT.fullmatch(response) else 0.0
@@ -58,8 +64,8 @@ def final_part(response: str, truncated: bool) -> tuple[str | None, bool]:
     """The text that may hold the answer, and whether its end was cut off by the token limit.
 
     Text after the last closing think tag counts; an opening one without a closing one means there is none (None).
-    What follows a new "Question:" line is not about this question. An end that was cut off loses its last word,
-    which may be half a number.
+    What follows a new "Question:" line, another turn or an end token is not about this question. An end that was cut
+    off loses its last word, which may be half a number.
     """
     text, opened = response, False
     if "<" in response:
@@ -68,9 +74,10 @@ def final_part(response: str, truncated: bool) -> tuple[str | None, bool]:
         start = closing[-1].end() if closing else 0
         text = response[start:]
         opened = bool(tags) and not tags[-1].group(1)
-    run_on = next((m for m in _RUN_ON.finditer(text) if text[: m.start()].strip()), None)
-    if run_on:
-        text, truncated = text[: run_on.start()], False
+    for stop in (_RUN_ON, _END) if "<" in text else (_RUN_ON,):
+        run_on = next((m for m in stop.finditer(text) if text[: m.start()].strip()), None)
+        if run_on:
+            text, truncated = text[: run_on.start()], False
     if opened and _THINK.search(text):
         return None, truncated
     if truncated:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridge.artifacts import flush
+from bridge.config.grading import Grading
 from bridge.errors import UserError
-from bridge.tasks.grading.grade import Reason, grade
+from bridge.tasks.grading.grade import POLICY, Reason, grade
 
 
 class Summary(NamedTuple):
@@ -21,15 +22,19 @@ class Summary(NamedTuple):
     reasons: dict[Reason, int]
 
 
-def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | None = None) -> Summary:
+def grade_rows(
+    in_path: Path, out_path: Path, progress: Callable[[int], None] | None = None, policy: Grading = POLICY
+) -> Summary:
     r"""Grade every row of a file and publish the result under `out_path` by one rename.
 
     A row is an object with `response` (text), `gold` (text or number), `kind` (text) and optionally `truncated`
-    (true or false). It keeps all its fields and gets `answer`, `correct` and `reason`. Rows end at "\n" only, and blank
-    ones are skipped. Memory does not grow with the file. `out_path` may be `in_path`.
+    (true or false) and `options` (a list of texts, in the order of their letters). It keeps all its fields and gets
+    `answer`, `correct` and `reason`. Rows end at "\n" only, and blank ones are skipped. Memory does not grow with the
+    file. `out_path` may be `in_path`.
 
     Args:
         progress: called with the number of bytes read since the last call.
+        policy: what counts as the same answer, where people disagree.
 
     Raises:
         UserError: a file that cannot be read or written, or a broken row, by line and field. Nothing is left behind.
@@ -47,7 +52,7 @@ def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | 
         with source, temporary.open("xb") as target:
             for number, line in enumerate(source, start=1):
                 if line.strip():
-                    row = _graded(line, f"{in_path}, line {number}")
+                    row = _graded(line, f"{in_path}, line {number}", policy)
                     reasons[row["reason"]] += 1
                     target.write(json.dumps(row).encode() + b"\n")
                 if progress:
@@ -64,7 +69,7 @@ def grade_rows(in_path: Path, out_path: Path, progress: Callable[[int], None] | 
     return Summary(sum(reasons.values()), reasons["correct"], dict(reasons))
 
 
-def _graded(line: bytes, place: str) -> dict[str, Any]:
+def _graded(line: bytes, place: str, policy: Grading) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -83,8 +88,13 @@ def _graded(line: bytes, place: str) -> dict[str, Any]:
     truncated = row.get("truncated", False)
     if not isinstance(truncated, bool):
         raise UserError(f"{place}: field 'truncated' must be true or false, not {json.dumps(truncated)[:60]}")
+    options = row.get("options") or []
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        raise UserError(f"{place}: field 'options' must be a list of texts, not {json.dumps(options)[:60]}")
     try:
-        verdict = grade(row["response"], str(row["gold"]), row["kind"], truncated=truncated)
+        verdict = grade(
+            row["response"], str(row["gold"]), row["kind"], truncated=truncated, options=options, policy=policy
+        )
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
     return {**row, "answer": verdict.answer, "correct": verdict.correct, "reason": verdict.reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bridge.tasks.grading.response import MAX_CUES, MAX_TAIL, after_cues, in_box, in_tag
 
@@ -12,7 +12,8 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 
 # "a" and "I" are words as well as letters: before another word they are letters only if that word goes on to argue.
 _ARGUES = r"(?:because|since|as|for|due|is|and|which|with|by|given|not)\b"
-_ALONE = rf"(?![\w'’^\\])(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!\s*(?:or|and|[/&])\s*\(?[A-Jb-j]\b)"
+_HEDGED = r"\s*(?:,\s*)?(?:or|and|[/&])\s*(?:(?:maybe|perhaps|possibly|even)\s+)?"
+_ALONE = rf"(?![\w^\\]|['’]\w)(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!{_HEDGED}\(?[A-Jb-j]\b)"
 _PICK = r"(?:\b(?:choose|pick|select|go\ with)|\b(?:[Oo]ption|[Cc]hoice))\s+(?:option\s+)?"
 _LETTER_FIRST = re.compile(
     r"(?:(?i:the|correct|right|option|choice|letter|answer|is)\b|[\s*_`\"'(\[{$:#])*"
@@ -25,11 +26,16 @@ _LONE = re.compile(
     | [(\[*]([A-J])[)\]*]                                     # "so (C) it is", **C**
     | {_PICK}[(*"']*([A-Ja-j])(?!\w)
     | \b([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b
-    | (?<![\w'’\\.])([B-HJ])(?![\w'’^\\=])                    # a capital in prose
+    | (?<![\w’\\.])(?<!\w')([B-HJ])(?![\w^\\=]|['’]\w)    # a capital in prose
     | (?<![\w'’\\.])([AI])(?=[.,;!]|\s*\Z)                    # the same, where it cannot be an article or pronoun
     """,
     re.VERBOSE | re.MULTILINE,
 )
+
+_OPTION_LINE = re.compile(r"^[ \t]*(?:Options:[ \t]*)?\(?([A-J])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+
+_NEGATED = re.compile(r"\b(?:not|neither|nor)\s+(?:option\s+)?\(?[A-J]\)?(?!\w)")
+_RELATION = re.compile(r"\b(?:label|relation(?:ship)?)[*_]*\s*(?:\bis\b|:)[*_]*\s*(?:that\s+of\s+)?", re.IGNORECASE)
 
 _SYNONYMS = {
     "yes": ("yes", "entailment", "entails"),
@@ -46,27 +52,45 @@ _SYNONYMS = {
     "no": ("no", "contradiction", "contradicts"),
 }
 _LABEL_OF = {spelling: label for label, spellings in _SYNONYMS.items() for spelling in spellings}
+_ARTICLE = re.compile(r"(?:a|an|the)\s+(?=\S)")
 _LABEL_DECORATION = " \t\r\n*_`\"'’“”([{$.:!-"
 
 
-def choice(text: str, explicit: bool) -> tuple[str | None, str]:
+def choice(text: str, explicit: bool, options: Sequence[str] = ()) -> tuple[str | None, str]:
     """The option letter A-J that a response's final part gives, in upper case, or None, and the rule that found it.
 
     Order: last answer phrase or `###` line that decides, last answer tag, last box, and unless `explicit` a letter that
-    stands alone, if only one does.
+    stands alone, if only one does, or a last line that is one option's text. In a marked region the text of one of
+    `options` is as good as its letter.
     """
     for tail in (*_cues(text), in_tag(text) or ""):
-        letter = _cued(tail)
+        letter = _cued(tail) or _named_option(tail, options)
         if letter:
             return letter, "cue"
     box = in_box(text)
     if box is not None:
-        match = _BOX_LETTER.match(_WRAPPER.sub(r"\1", box))
-        return (match.group(1).upper() if match else None), "box"
+        inner = _WRAPPER.sub(r"\1", box)
+        match = _BOX_LETTER.match(inner)
+        return (match.group(1).upper() if match else _named_option(inner, options)), "box"
     if explicit:
         return None, "none"
-    alone = {next(filter(None, match.groups())).upper() for match in _LONE.finditer(text)}
+    last = _plain(text.strip().rpartition("\n")[2])
+    if last and [_plain(option) for option in options].count(last) == 1:
+        return _named_option(last, options), "text"
+    alone = {next(filter(None, match.groups())).upper() for match in _LONE.finditer(_NEGATED.sub(" ", text))}
     return (alone.pop() if len(alone) == 1 else None), "letter"
+
+
+def listed_options(question: str) -> tuple[str, ...]:
+    """The texts of the options that a question lists last, one a line, letters from A; empty if none."""
+    found: list[str] = []
+    for match in _OPTION_LINE.finditer(question):
+        letter, text = match.groups()
+        if letter == "A":
+            found = [text]
+        elif found and ord(letter) - ord("A") == len(found):
+            found.append(text)
+    return tuple(found) if len(found) > 1 else ()
 
 
 def label(text: str, gold: str, explicit: bool) -> tuple[str | None, str]:
@@ -83,6 +107,10 @@ def label(text: str, gold: str, explicit: bool) -> tuple[str | None, str]:
     for tail in after_cues(text):
         found = _leading_label(tail, gold, marked=True)
         if found:
+            return found, "phrase"
+    for cue in reversed(list(_RELATION.finditer(text))[-MAX_CUES:]):
+        found = _leading_label(text[cue.end() : cue.end() + MAX_TAIL], gold, marked=True)
+        if found in _SYNONYMS:
             return found, "phrase"
     if explicit:
         return None, "none"
@@ -120,15 +148,40 @@ def _cued(tail: str) -> str | None:
     return inner.pop() if len(inner) == 1 else None
 
 
+def _named_option(region: str, options: Sequence[str]) -> str | None:
+    """The letter of the option whose text starts the region, as whole words; None where it names another one too."""
+    said = _plain(region[:MAX_TAIL])
+    texts = [_plain(option) for option in options]
+    starts = [text for text in texts if text and re.match(re.escape(text) + r"(?!\w)", said)]
+    if not starts:
+        return None
+    first = max(starts, key=len)
+    rest = said[len(first) :]
+    others = (text for text in texts if text and text != first)
+    if texts.count(first) > 1 or any(re.search(rf"(?<!\w){re.escape(text)}(?!\w)", rest) for text in others):
+        return None
+    return chr(ord("A") + texts.index(first))
+
+
+def _plain(text: str) -> str:
+    """A text as options are compared: lower case, single spaces, no article in front and no stop at the end."""
+    words = " ".join(text.strip(_LABEL_DECORATION + '")]}$,;').replace("’", "'").casefold().split())
+    return _ARTICLE.sub("", words)
+
+
 def _leading_label(region: str, gold: str, marked: bool) -> str | None:
     """The label that starts a region: as whole words after a marker, as all that a sentence says without one."""
-    end = r"(?!\w)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
+    end = r"(?!-?\w)(?!\s+one\b)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
     region = _WRAPPER.sub(r"\1", region[:MAX_TAIL])
     plain = " ".join(region.lstrip(_LABEL_DECORATION).replace("’", "'").casefold().split())
     wanted = canonical_label(gold)
     for spelling in sorted((*_LABEL_OF, wanted), key=len, reverse=True):
-        if re.match(re.escape(spelling) + end, plain):
-            return _LABEL_OF.get(spelling, spelling)
+        match = re.match(re.escape(spelling) + end, plain)
+        if match:
+            other = re.match(_HEDGED, plain[match.end() :])
+            rest = plain[match.end() + other.end() :] if other else ""
+            hedged = any(re.match(re.escape(word) + r"(?!\w)", rest) for word in _LABEL_OF)
+            return None if hedged else _LABEL_OF.get(spelling, spelling)
     if wanted in _SYNONYMS or not marked:
         return None
     return plain.partition(".")[0].partition(",")[0].strip(_LABEL_DECORATION) or None

@@ -63,8 +63,8 @@ def test_strict_majority_needs_more_than_half() -> None:
     assert strict_majority_at_k(8, [3, 4, 5, 8], 8).tolist() == [0, 0, 1, 1]
 
 
-def maj(gold: str, answers: list[str | None], k: int) -> float:
-    return float(majority_at_k(np.array([[a == gold for a in answers]]), [answers], k)[0])
+def maj(gold: str, answers: list[str | None], k: int, ties_lose: bool = False) -> float:
+    return float(majority_at_k(np.array([[a == gold for a in answers]]), [answers], k, ties_lose=ties_lose)[0])
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,7 @@ def test_plurality_equals_enumeration_of_all_subsets(answers: list[str | None], 
     subsets = list(combinations(answers, k))
     assert len(subsets) == comb(len(answers), k)
     assert maj("7", answers, k) == pytest.approx(np.mean([vote("7", s) for s in subsets]))
+    assert maj("7", answers, k, ties_lose=True) == pytest.approx(np.mean([vote("7", s) == 1 for s in subsets]))
 
 
 @given(st.lists(st.sampled_from(["7", "8", "9", None]), min_size=1, max_size=12))

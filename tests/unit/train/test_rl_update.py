@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from small import settings, write_model
 from bridge.config.stages import RlSettings
 from bridge.rollout.engine import Completion, Sampling, sample_seed
 from bridge.rollout.hf import TransformersEngine
-from bridge.stages.rl import Item, Policy, Sample, Tally, losses, rollout, rollout_metrics, usable
+from bridge.stages.rl import Item, Policy, Sample, Tally, judge, losses, rollout, rollout_metrics, usable
 from bridge.tasks.grading import Grade
 from bridge.train.advantages import group_advantages, mixed_groups
 from bridge.train.batches import Row
 from bridge.train.model import load_model
+from bridge.train.starts import Start
 
 CPU = torch.device("cpu")
 PROMPTS = [[6, 15, 7, 16, 2], [5, 2], [9, 9, 15, 9, 9, 16, 2]]
@@ -137,13 +140,47 @@ def test_what_enters_an_update() -> None:
     assert [item.advantage for item in masked] == pytest.approx([1.1547, -0.57735], abs=1e-4)
 
 
+def test_what_could_not_be_graded_teaches_nothing() -> None:
+    unknown = dataclasses.replace(sample(0), grade=Grade(None, False, "grader_error", "box"))
+    groups = [[sample(1), sample(0), unknown]]
+    rewards = torch.tensor([[s.reward for s in group] for group in groups])
+    kept = usable(groups, group_advantages(rewards), mixed_groups(rewards), rl_settings())
+    assert [item.advantage for item in kept] == pytest.approx([1.1547, -0.57735], abs=1e-4)
+    assert rollout_metrics(groups)["grader_error"] == pytest.approx(1 / 3)
+
+
+class Words:
+    """A chat whose tokens stand for whole responses."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def response_text(self, ids: Sequence[int]) -> str:
+        return self.texts[ids[0]]
+
+
+def test_a_rollout_batch_is_judged_as_one() -> None:
+    chat = Words("#### 7", "#### 35%", "<think>a</think><answer>7</answer>", "The answer is iron")
+    settings = rl_settings(group=2, format_reward=0.25, grading={"percent": "hundredth"})
+    one, two = [Completion([0], [-1.0], False), Completion([2], [-1.0], False)], [Completion([1], [-1.0], False)] * 2
+    groups = judge(
+        chat, [(Start(0, 0, [5], []), "7", (), one), (Start(1, 0, [6], []), "0.35", (), two)], "number", settings
+    )  # type: ignore[arg-type]
+    assert [[s.reward for s in group] for group in groups] == [[1.0, 1.25], [1.0, 1.0]]
+    assert [[s.prompt for s in group] for group in groups] == [[[5], [5]], [[6], [6]]]
+    # what a start state gives is text of the response too
+    asked = [(Start(0, 1, [5, 3], [3]), "B", ("wood", "iron"), [Completion([0], [-1.0], False)] * 2)]
+    (group,) = judge(chat, asked, "choice", settings)  # type: ignore[arg-type]
+    assert [s.reward for s in group] == [1.0, 1.0]
+
+
 def test_rollout_metrics_by_hand() -> None:
     groups = [[sample(1), sample(0, truncated=True)], [sample(1), sample(1)], [sample(0), sample(0)]]
     got = rollout_metrics(groups)
     assert got == pytest.approx(
         {
             "reward": 0.5, "correct": 0.5, "no_answer": 0.5, "truncated": 1 / 6, "length": 2.0, "entropy": 0.375,
-            "groups_skipped": 2 / 3, "groups_all_correct": 1 / 3, "tokens": 6 * 4,
+            "groups_skipped": 2 / 3, "groups_all_correct": 1 / 3, "tokens": 6 * 4, "grader_error": 0.0,
         }
     )  # fmt: skip
 
