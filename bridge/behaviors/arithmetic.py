@@ -20,12 +20,13 @@ def _tokens(formula: str) -> tuple[str | int, ...]:
     return tuple(int(token) if token.isdecimal() else token for token in _TOKEN.findall(formula))
 
 
-def rewrites(formula: str, values: Sequence[int]) -> list[str]:
+def rewrites(formula: str, values: Sequence[int], modulus: int = 0) -> list[str]:
     """What is left of the formula in numbers after each single operation; the last is the plain value.
 
     Order (as BRIDGE): the innermost parenthesis first, and inside it, as outside, the leftmost product, then the
     leftmost sum or difference. `2 * ({} + {} + {})` of 3, 4, -5 gives `2 * (7 + (-5))`, `2 * 2`, `4`. A negative
-    number stands in parentheses unless it stands alone; its sign is no operation.
+    number stands in parentheses unless it stands alone; its sign is no operation. With a modulus, each operation's
+    result is reduced.
     """
     parents = iter(values)
     tokens: Tokens = [next(parents) if token == "{}" else token for token in _tokens(formula)]
@@ -36,20 +37,20 @@ def rewrites(formula: str, values: Sequence[int]) -> list[str]:
             start = end - 1
             while tokens[start] != "(":
                 start -= 1
-            _fold(tokens, start + 1, end)
+            _fold(tokens, start + 1, end, modulus)
             if tokens[start + 2] == ")":
                 del tokens[start + 2], tokens[start]
         else:
-            _fold(tokens, 0, len(tokens))
+            _fold(tokens, 0, len(tokens), modulus)
         if len(tokens) > 1:
             chain.append(_text(tokens))
     if len(tokens) == 3:
-        _fold(tokens, 0, 3)
+        _fold(tokens, 0, 3, modulus)
     chain.append(str(tokens[0]))
     return chain
 
 
-def _fold(tokens: Tokens, start: int, end: int) -> None:
+def _fold(tokens: Tokens, start: int, end: int, modulus: int) -> None:
     """Carry out the first operation of a part without parentheses: the leftmost product, else the leftmost one."""
     at = start + 1
     if "*" in tokens[start:end]:
@@ -57,7 +58,7 @@ def _fold(tokens: Tokens, start: int, end: int) -> None:
     left, operator, right = tokens[at - 1 : at + 2]
     assert isinstance(left, int) and isinstance(right, int)
     value = left * right if operator == "*" else left + right if operator == "+" else left - right
-    tokens[at - 1 : at + 2] = [value]
+    tokens[at - 1 : at + 2] = [value % modulus if modulus else value]
 
 
 def _text(tokens: Tokens) -> str:

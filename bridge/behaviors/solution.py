@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from string import ascii_letters
 
 from bridge.behaviors.arithmetic import rewrites
@@ -58,6 +59,7 @@ class _Writer:
 
     def __init__(self, problem: Problem, behavior: Behavior, style: Style, draw: Draw) -> None:
         self.nodes = problem.nodes
+        self.modulus = problem.modulus
         self.solved = [False] * len(problem.nodes)
         self.letter = [""] * len(problem.nodes)
         self.steps: list[str] = []
@@ -115,7 +117,7 @@ class _Writer:
         if len(formula) > 2:  # more than a bare {}
             chain.append(formula.format(*[value if value >= 0 else f"({value})" for value in values]))
         if self.subgoal and formula.count(" ") > 2:  # more than one operation
-            chain += rewrites(formula, values)
+            chain += rewrites(formula, values, self.modulus)
         else:
             chain.append(str(node.value))
         return " = ".join(chain)
@@ -125,12 +127,13 @@ class _Writer:
 
 
 def writer(behavior: Behavior, style: Style) -> Callable[[Problem | Chain, Draw], str]:
-    """What a task needs in order to word the solutions of its problems."""
+    """What a task needs in order to word the solutions of its problems. It can be sent to another process."""
+    return partial(_write, behavior, style)
+
+
+def _write(behavior: Behavior, style: Style, problem: Problem | Chain, draw: Draw) -> str:
     from bridge.behaviors.chain import chain_solution
 
-    def write(problem: Problem | Chain, draw: Draw) -> str:
-        if isinstance(problem, Chain):
-            return chain_solution(problem, behavior, draw)
-        return solution(problem, behavior, style, draw)
-
-    return write
+    if isinstance(problem, Chain):
+        return chain_solution(problem, behavior, draw)
+    return solution(problem, behavior, style, draw)

@@ -140,10 +140,21 @@ class DataSettings(StageSettings):
     """Number of rows. Without it, all that a public data set has; other tasks need it."""
     behavior: Annotated[Behavior, BeforeValidator(_named_behavior)] = Behavior()
     """`vanilla`, `bridge`, or a mapping of behavior settings. Only the wording changes, never the problems."""
+    solution_orders: Positive = 1
+    """igsm, split `sft`: each problem fills so many rows, its solution in another order in each (RC-Aug has 4)."""
+    premise_orders: Positive = 1
+    """igsm, split `sft`: each problem fills so many rows, its premises in another order in each, with the same solution
+    (PP-Aug has 4)."""
     tokenizer: bool = False
     """Also build a tokenizer from the task's own vocabulary, for a model that starts from scratch."""
     seed: Seed = 0
     """Draws the problems and the wording. It does not follow the experiment's seed: all seeds train on one data set."""
+
+    @model_validator(mode="after")
+    def _orders_are_for_training(self) -> DataSettings:
+        if self.split != "sft" and self.solution_orders * self.premise_orders > 1:
+            raise ValueError("solution_orders and premise_orders repeat problems, which only split sft may do")
+        return self
 
 
 class InitSettings(StageSettings):

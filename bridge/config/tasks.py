@@ -37,10 +37,24 @@ class AnyTask(Settings):
         return self.model_dump(mode="json")
 
 
+_ORIGINAL = {"modulus": 23, "literals": (0, 22), "max_answer_share": 1.0}
+IGSM_MODES: dict[str, dict[str, Any]] = {
+    "bridge": {},
+    "med": {**_ORIGINAL, "ops": (3, 15), "max_instances": 20},
+    "hard": {**_ORIGINAL, "ops": (3, 21), "max_instances": 28},
+}
+"""Mode → the settings whose defaults it changes."""
+
+
 class IgsmSettings(AnyTask):
-    """iGSM as BRIDGE uses it: synthetic grade-school mathematics with an exact operation count (docs/igsm.md)."""
+    """iGSM: synthetic grade-school mathematics with an exact operation count (docs/igsm.md)."""
 
     name: Literal["igsm"]
+    mode: Literal["bridge", "med", "hard"] = "bridge"
+    """As BRIDGE uses it; or the original at medium or hard difficulty, whose defaults of `modulus`, `ops`, `literals`,
+    `max_instances` and `max_answer_share` are others (docs/igsm.md)."""
+    modulus: Annotated[int, Field(ge=2)] | None = None
+    """Count modulo this number. Then `max_answer`, `bound` and `negative` say nothing."""
     ops: Range = (15, 20)
     """Smallest and largest number of operations."""
     ops_draw: Literal["low", "uniform"] = "low"
@@ -72,6 +86,14 @@ class IgsmSettings(AnyTask):
     style: Style = Style()
     """How prompts and worked solutions are worded."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_mode(cls, raw: Any) -> Any:
+        if isinstance(raw, Mapping):
+            mode = raw.get("mode", "bridge")
+            return {**(IGSM_MODES.get(mode, {}) if isinstance(mode, str) else {}), **raw}
+        return raw
+
     @model_validator(mode="after")
     def _ranges(self) -> IgsmSettings:
         limits = {"ops": (1, 40), "literals": (0, 1000), "depth": (2, 4), "width": (1, self.names)}
@@ -81,6 +103,8 @@ class IgsmSettings(AnyTask):
                 raise ValueError(f"{field} must be two numbers between {low} and {high}, the smaller one first")
         if self.literals[1] < 2:
             raise ValueError("the largest of literals must be at least 2")
+        if self.modulus and self.literals[1] >= self.modulus:
+            raise ValueError("the largest of literals must be smaller than modulus")
         if self.width[0] * (self.depth[0] - 1) > self.max_instances:
             raise ValueError("max_instances is too small: each item that is not of the last category holds something")
         return self

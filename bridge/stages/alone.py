@@ -32,6 +32,8 @@ from bridge.stages.job import Job, StopEarlyError, StopFlag, limit_threads
 from bridge.tasks import resolve_task
 
 Json = dict[str, Any]
+DATA_SETTINGS = ("behavior", "solution_orders", "premise_orders")
+"""The settings of a data stage that `bridge-rl data` takes as KEY=VALUE beside the task's."""
 S = TypeVar("S", bound=Settings)
 
 
@@ -72,7 +74,7 @@ def write_data(
     from bridge.stages.datacheck import Lengths
 
     pairs = parse_overrides(settings)
-    own = [(path, value) for path, value in pairs if path.split(".")[0] == "behavior"]
+    own = [(path, value) for path, value in pairs if path.split(".")[0] in DATA_SETTINGS]
     raw = {"kind": "data", "split": split, "size": size, "seed": seed}
     data = _validated(DataSettings, raw, own, f"data {task}")
     if output.suffix not in (".parquet", ".json"):
@@ -83,9 +85,10 @@ def write_data(
         raise UserError(f"{output.parent}: there is no such folder")
     chosen = task_settings(task, [pair for pair in pairs if pair not in own])
     lengths = Lengths(tokenizer) if tokenizer else None
+    look = lengths.add if lengths else lambda row: None
     try:
         with progress("data", size, "rows") as meter:
-            summary = write_split(chosen, data, output, meter.advance, *([lengths.add] if lengths else []))
+            summary = write_split(chosen, data, output, meter.advance, look, len(os.sched_getaffinity(0)))
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None
     return summary | ({"tokens": lengths.summary()} if lengths else {})

@@ -14,6 +14,7 @@ from bridge.runs import Json, user_path
 from bridge.tasks import Example
 from bridge.tasks.grading import canonical, grade
 from bridge.tasks.igsm.solver import UnsolvableError, solve
+from bridge.tasks.igsm.steps import check_solution
 from bridge.tasks.tables import read_facts, rows_of
 
 NAMED = 20  # problems that are told with their row
@@ -34,7 +35,9 @@ def check(path: Path, others: Sequence[Path], kind: str | None = None) -> Json:
     Raises UserError for a file that cannot be read at all.
     """
     path, others = user_path(str(path)), [user_path(str(other)) for other in others]
-    kind = read_facts(path).get("answer_kind") or kind or _kind(path)
+    facts = read_facts(path)
+    kind = facts.get("answer_kind") or kind or _kind(path)
+    repeats = "repeats" in facts
     elsewhere = {other: {_key(row) for _, row in _good(other)} for other in others}
     problems: Counter[str] = Counter()
     named: list[str] = []
@@ -64,12 +67,15 @@ def check(path: Path, others: Sequence[Path], kind: str | None = None) -> Json:
                 found = _solver(row)
                 if found != row.gold:
                     note("solver", where, f"the solver finds {found}, not {row.gold}")
-            key = _key(row)
+                elif wrong := _wrong_step(row):
+                    note("step", where, wrong)
+            key = _key(row, repeats)
             if key in seen:
                 note("duplicate", where, f"asks the same as {seen[key]}")
             seen.setdefault(key, where)
+            asked = _key(row)
             for other, keys in elsewhere.items():
-                if key in keys:
+                if asked in keys:
                     overlap[str(other)] += 1
                     note("overlap", where, f"is in {other} too")
     return {
@@ -109,6 +115,16 @@ def _solver(row: Example) -> str:
         return f"no answer ({error})"
 
 
+def _wrong_step(row: Example) -> str:
+    """The first wrong step of a worked solution, if it is in our words."""
+    if row.response is None:
+        return ""
+    checked = check_solution(row.prompt[-1]["content"], row.response)
+    if checked.fault is None or (checked.fault == "unreadable" and checked.steps == 0):
+        return ""
+    return f"step {checked.steps + 1}, {checked.fault}: {checked.why}"
+
+
 def _kind(path: Path) -> str:
     """Numbers, option letters or labels: what every right answer of a file is."""
     golds = {row.gold for _, row in _good(path) if row.gold}
@@ -130,10 +146,12 @@ def _good(path: Path) -> Iterator[tuple[str, Example]]:
     return ((where, row) for where, row in rows_of(path) if isinstance(row, Example))
 
 
-def _key(row: Example) -> bytes:
-    """Equal for rows with the same last user turn and the same beginning of the response."""
+def _key(row: Example, repeats: bool = False) -> bytes:
+    """Equal for rows with the same last user turn and the same beginning of the response; the same response too, where
+    the file repeats questions on purpose."""
     asked = " ".join(row.prompt[-1]["content"].split())
-    return blake2b(f"{asked}\n{row.start}".encode(), digest_size=16).digest()
+    said = row.response if repeats else ""
+    return blake2b(f"{asked}\n{row.start}\n{said}".encode(), digest_size=16).digest()
 
 
 class Lengths:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bridge.tasks.streams import Draw, take
+
 
 class Node(NamedTuple):
     """One quantity of a problem."""
@@ -32,7 +34,31 @@ class Problem(NamedTuple):
     """The other nodes."""
     ops: int
     """Operations that the answer needs: the sum over its nodes of max(1, inputs - 1)."""
+    modulus: int = 0
+    """Values are counted modulo this; 0: they are plain integers."""
 
     @property
     def answer(self) -> int:
         return self.nodes[self.steps[-1]].value
+
+
+def reordered(problem: Problem, draw: Draw) -> Problem:
+    """The same problem with its steps in a random order in which they can be computed, the question still last.
+
+    A step is drawn uniformly from those whose parents are there already (Kahn's algorithm).
+    """
+    *needed, question = problem.steps
+    missing = {node: sum([parent in needed for parent in set(problem.nodes[node].parents)]) for node in needed}
+    users: dict[int, list[int]] = {node: [] for node in needed}
+    for node in needed:
+        for parent in set(problem.nodes[node].parents):
+            users[parent].append(node)
+    ready = [node for node in needed if missing[node] == 0]
+    steps: list[int] = []
+    while ready:
+        steps.append(take(draw, ready))
+        for node in users[steps[-1]]:
+            missing[node] -= 1
+            if missing[node] == 0:
+                ready.append(node)
+    return problem._replace(steps=[*steps, question])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from bridge.config.tasks import Style
@@ -58,6 +59,29 @@ def worked(frame: str, work: str, answer: str) -> str | None:
     if frame == "plain":
         return f"{work}{_PLAIN_ANSWER}{answer}" if work else f"{_PLAIN_ANSWER.lstrip()}{answer}"
     return f"{_PREFIX}{work}\n</think>{_ANSWERED}{answer}{_END}" if work else None
+
+
+_ENDS = [
+    re.compile(re.escape(before.rpartition("\n")[2]) + r"(?P<answer>.*?)" + re.escape(after.partition("\n")[0]))
+    for before, after in ((_CONCLUSION, _ANSWER), (_ANSWER, _END), (_PLAIN_ANSWER, ""))
+]
+_TAGS = {"<think>", "</think>", "<answer>", "</answer>", _INTRODUCTION.strip()}
+
+
+def taken_apart(text: str) -> tuple[list[str], list[str]]:
+    """The steps of a response and the answers that it gives: what `response` was made of, in either frame.
+
+    A line that is none of the frame's is a step too.
+    """
+    steps: list[str] = []
+    answers: list[str] = []
+    for line in text.split("\n"):
+        found = next(filter(None, (end.fullmatch(line) for end in _ENDS)), None)
+        if found:
+            answers.append(found["answer"])
+        elif line and line not in _TAGS:
+            steps.append(line.removeprefix("- "))
+    return steps, answers
 
 
 def phrases(style: Style) -> list[str]:

@@ -91,18 +91,20 @@ def _evaluate(
 
     Where values below zero are not allowed, a difference takes the smaller from the larger.
     """
-    most = settings.max_answer
-    lowest = 1 - most if settings.negative else 0
+    modulus = settings.modulus
+    most = modulus or settings.max_answer
+    lowest = 1 - most if settings.negative and not modulus else 0
+    fixed = settings.negative or modulus is not None
     every = settings.bound == "all"
     question = graph.needed - 1
     all_parents = list(graph.parents)
     values: list[int] = []
-    for position, parents in enumerate(graph.parents):
+    for position, parents in enumerate(all_parents):
         shape = shapes[position]
         inner = shape & 7
         if inner == DIFFERENCE:
             value = values[parents[0]] - values[parents[1]]
-            if value < 0 and not settings.negative:
+            if value < 0 and not fixed:
                 all_parents[position], value = parents[::-1], -value
         elif inner == PRODUCTS:
             value = sum([values[a] * values[b] for a, b in zip(parents[::2], parents[1::2], strict=True)])
@@ -114,6 +116,8 @@ def _evaluate(
             value *= literals[position]
         else:
             value += literals[position]
+        if modulus:
+            value %= modulus
         if (every or position == question) and not lowest <= value < most:
             return None
         values.append(value)
@@ -128,12 +132,13 @@ def sketch(graph: Graph, shapes: list[int], literals: list[int] | None = None) -
     used twice from two quantities that are computed alike. Multiplying by the odd constant of splitmix64 and
     folding the high bits back mixes well enough for bins.
     """
+    labels = shapes[: graph.needed]
+    if literals is not None:
+        labels = [label + 64 * (literal + 1) for label, literal in zip(labels, literals, strict=False)]
     digests: list[int] = []
-    for position in range(graph.needed):
-        label = shapes[position] + 1
-        if literals is not None:
-            label += 64 * (literals[position] + 1)
-        for parent in graph.parents[position]:
+    for label, parents in zip(labels, graph.parents, strict=False):
+        label += 1
+        for parent in parents:
             label += digests[parent]
         label = (label * 0x9E3779B97F4A7C15) & WORD
         digests.append(label ^ (label >> 29))

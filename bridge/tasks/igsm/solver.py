@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
 from typing import NamedTuple
 
-_PREMISE, _QUESTION = "The number of ", "What is the number of "
+_PREMISE, _QUESTION, _MODULO = "The number of ", "What is the number of ", ", modulo "
 
 
 class UnsolvableError(ValueError):
@@ -27,6 +29,8 @@ class Reader:
         *premises, question = text.split("\n")
         self.premises: dict[str, str] = {}
         """Quantity → what it equals, in words."""
+        self.modulus = 0
+        """Values are counted modulo this; 0: they are plain integers."""
         self.held: dict[str, list[str]] = {}
         """Container, as "each X" → its items."""
         for line in premises:
@@ -40,7 +44,11 @@ class Reader:
             self.held.setdefault(container, []).append(item)
         if not (question.startswith(_QUESTION) and question.endswith("?")):
             raise UnsolvableError(f"not a question: {question!r}")
-        self.question = question[len(_QUESTION) : -1]
+        self.question, _, modulus = question[len(_QUESTION) : -1].partition(_MODULO)
+        if modulus:
+            if not (modulus.isdecimal() and int(modulus) > 1):
+                raise UnsolvableError(f"not a question: {question!r}")
+            self.modulus = int(modulus)
         self._solved: dict[str, Solved | None] = {}
 
     def solve(self, name: str) -> Solved:
@@ -51,9 +59,21 @@ class Reader:
                 raise UnsolvableError(f"defined in a circle: {name}")
             return solved
         self._solved[name] = None
-        solved = self._premise(self.premises[name]) if name in self.premises else self._total(name)
+        solved = self._defined(name)
+        if self.modulus:
+            solved = Solved(solved.value % self.modulus, solved.parents)
         self._solved[name] = solved
         return solved
+
+    def given(self, name: str, values: Mapping[str, int]) -> int:
+        """What a quantity would be if its parents had these values, and nothing were counted modulo anything."""
+        other = copy(self)
+        other.modulus = 0
+        other._solved = {parent: Solved(value, []) for parent, value in values.items()}
+        return other._defined(name).value
+
+    def _defined(self, name: str) -> Solved:
+        return self._premise(self.premises[name]) if name in self.premises else self._total(name)
 
     def _premise(self, right: str) -> Solved:
         number, operator, rest = 0, "", right
@@ -67,26 +87,37 @@ class Reader:
                 raise UnsolvableError(f"cannot be read: {right!r}")
             rest = rest[len(operator) :]
         if rest.startswith("the sum of "):
-            first, _, last = rest[len("the sum of ") :].rpartition(" and ")
-            parents = [*first.split(", "), last]
+            parents = self._names(rest[len("the sum of ") :])
             value = sum([self.solve(parent).value for parent in parents])
         elif rest.startswith("the difference of "):
-            first, _, last = rest[len("the difference of ") :].partition(" and ")
-            parents = [first, last]
-            value = self.solve(first).value - self.solve(last).value
+            parents = self._names(rest[len("the difference of ") :])
+            if len(parents) != 2:
+                raise UnsolvableError(f"cannot be read: {right!r}")
+            value = self.solve(parents[0]).value - self.solve(parents[1]).value
         else:
-            parents = [rest]
-            value = self.solve(rest).value
+            parents = self._names(rest)
+            if len(parents) != 1:
+                raise UnsolvableError(f"cannot be read: {right!r}")
+            value = self.solve(parents[0]).value
         return Solved(value * number if operator == "times " else value + number, parents)
 
+    def _names(self, text: str) -> list[str]:
+        """The quantities of a list such as "A, B and C"."""
+        first, _, last = text.rpartition(" and ")
+        return [*first.split(", "), last] if first else [last]
+
+    def _is(self, item: str, category: str) -> bool:
+        """Whether an item is of a category: its last word says so."""
+        return item.endswith(" " + category)
+
     def _total(self, name: str) -> Solved:
-        """All things of a category in a container, however deep they lie. An item's category is its last word."""
-        container, _, category = name.partition("'s ")
+        """All things of a category in a container, however deep they lie."""
+        container, _, category = name.rpartition("'s ")
         value = 0
         parents: list[str] = []
         for item in self.held.get(container, ()):
             own = f"{container}'s {item}"
-            if item.endswith(" " + category):
+            if self._is(item, category):
                 value += self.solve(own).value
                 parents.append(own)
             elif self._reaches(item, category):
@@ -99,12 +130,19 @@ class Reader:
 
     def _reaches(self, item: str, category: str) -> bool:
         return any(
-            other.endswith(" " + category) or self._reaches(other, category)
-            for other in self.held.get("each " + item, ())
+            self._is(other, category) or self._reaches(other, category) for other in self.held.get("each " + item, ())
         )
 
 
-def solve(text: str) -> int:
-    """The answer to the question of a problem text. Raises UnsolvableError where there is none."""
-    reader = Reader(text)
-    return reader.solve(reader.question).value
+def solve(text: str, modulus: int = 0) -> int:
+    """The answer to the question of a problem text: ours, BRIDGE's, or the original iGSM's.
+
+    Texts of the original do not say that they are counted modulo 23, so `modulus` does; ours do. Raises
+    UnsolvableError where there is no answer.
+    """
+    if "How many " not in text:
+        reader = Reader(text)
+        return reader.solve(reader.question).value
+    from bridge.tasks.igsm.originals import answer
+
+    return answer(text, modulus)

@@ -50,8 +50,17 @@ def write_problem(settings: IgsmSettings, graph: Graph, formulas: Formulas, ops:
         inputs = count + (shape == CONSTANT or shape & (PLUS | TIMES) != 0)
         nodes.append(Node(name, tuple(parents), _formula(shape, count, literal), value, premise, inputs))
     shuffle(draw, lines)
-    lines.append(f"What is the number of {names[graph.needed - 1]}?")
-    return Problem("\n".join(lines), nodes, list(range(graph.needed)), list(range(graph.needed, len(nodes))), ops)
+    modulo = f", modulo {settings.modulus}" if settings.modulus else ""
+    lines.append(f"What is the number of {names[graph.needed - 1]}{modulo}?")
+    needed, distractors = list(range(graph.needed)), list(range(graph.needed, len(nodes)))
+    return Problem("\n".join(lines), nodes, needed, distractors, ops, settings.modulus or 0)
+
+
+def permuted(text: str, draw: Draw) -> str:
+    """The same problem with its premises in another random order."""
+    *premises, question = text.split("\n")
+    shuffle(draw, premises)
+    return "\n".join([*premises, question])
 
 
 @cache

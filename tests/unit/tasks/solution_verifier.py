@@ -77,7 +77,8 @@ def same_formula(text: str, name: str, letters_of: dict[str, str], expression: s
         for index, parent in enumerate(Reader(text).solve(name).parents):
             values[letters_of[parent]] = factor * index * index + 5 * factor + index
             other._solved[parent] = Solved(values[letters_of[parent]], [])
-        if other.solve(name).value != evaluate(expression, values):
+        value = evaluate(expression, values)
+        if other.solve(name).value != (value % other.modulus if other.modulus else value):
             return False
     return True
 
@@ -131,7 +132,7 @@ def verify(text: str, response: str, subgoal: bool) -> Verdict:
             continue
         if missing:
             raise WrongStepError(f"computed from unknown quantities: {step}")
-        verify_chain(chain.group(1), letter, truth, values, subgoal)
+        verify_chain(chain.group(1), letter, truth, values, subgoal, reader.modulus)
         expression = chain.group(1).split(" = ")[1]
         used = sorted(re.findall(r"[A-Za-z]", expression))
         if used != sorted(letters[parent] for parent in truth.parents):
@@ -147,12 +148,15 @@ def verify(text: str, response: str, subgoal: bool) -> Verdict:
     return verdict
 
 
-def verify_chain(chain: str, letter: str, truth: Solved, values: dict[str, int], subgoal: bool) -> None:
+def verify_chain(
+    chain: str, letter: str, truth: Solved, values: dict[str, int], subgoal: bool, modulus: int = 0
+) -> None:
     """Every part equals the value, the last part is the plain value, and each rewrite is one operation."""
     first, *parts = chain.split(" = ")
     if first != letter or parts[-1] != str(truth.value):
         raise WrongStepError(f"does not give the value {truth.value}: {chain}")
-    if any(evaluate(part, values) != truth.value for part in parts):
+    found = [evaluate(part, values) for part in parts]
+    if any((value % modulus if modulus else value) != truth.value for value in found):
         raise WrongStepError(f"wrong arithmetic: {chain}")
     numbers = parts[1:] if truth.parents else parts
     left = [operations(part) for part in numbers]
