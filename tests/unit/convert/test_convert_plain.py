@@ -169,7 +169,15 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: Any, message: str)
 
 @pytest.mark.parametrize(
     "prefix",
-    ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.module.", "_forward_module.policy.", "actor."],
+    [
+        "module.",
+        "_orig_mod.",
+        "module._orig_mod.",
+        "_orig_mod.module.module.",
+        "_forward_module.policy.",
+        "actor.",
+        "base_model.model.",
+    ],
 )
 def test_prefixes_that_all_names_share_are_taken_off(tmp_path: Path, prefix: str) -> None:
     noisy = {prefix + name: tensor for name, tensor in values().items()}
