@@ -38,7 +38,7 @@ export BRIDGE_SECRETS
 TMPDIR=$(mktemp -d -- {{ scratch }}/bridge.XXXXXX) || exit 1
 export TMPDIR
 {% if nodes > 1 -%}
-srun --ntasks-per-node=1 mkdir -p -m 700 -- "$TMPDIR" || exit 1
+{{ each }}mkdir -p -m 700 -- "$TMPDIR" || exit 1
 {% endif -%}
 trap '{{ each }}rm -rf -- "$TMPDIR"' EXIT
 {% endif -%}
@@ -164,7 +164,7 @@ def sbatch_script(
         secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
         scratch=shlex.quote(scratch) if scratch else None,
         nodes=nodes,
-        each="srun --ntasks-per-node=1 " if nodes > 1 else "",
+        each="srun --export=ALL --ntasks-per-node=1 " if nodes > 1 else "",
         **(_image(image, profile.stage_image) if image else {"image": None}),
         max_attempts=allocation.max_attempts or MAX_ATTEMPTS,
         cpus=allocation.cpus or 1,  # since 22.05 a step no longer takes it over from the job
