@@ -111,13 +111,18 @@ def image_of(declared: Json | None, profile: Profile, externals: Mapping[str, Js
     return find(declared["name"], profile, externals) if declared else None
 
 
-def known_digest(path: Path) -> str | None:
-    """The SHA-256 that `bridge-rl image` wrote beside a SIF. Jobs read the file itself, so a wrong one is found."""
+def record_beside(path: Path) -> Json:
+    """What `bridge-rl image` wrote beside a SIF; nothing where it did not."""
     try:
         record = json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    digest = record.get("sha256") if isinstance(record, dict) else None
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def known_digest(path: Path) -> str | None:
+    """The SHA-256 that stands beside a SIF. Jobs read the file itself, so a wrong one is found."""
+    digest = record_beside(path).get("sha256")
     return digest if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest) else None
 
 
@@ -170,7 +175,7 @@ def as_recorded(image: Image, runtime: Runtime, declared: Json, locks: Sequence[
         locks: the lock's file, and that of flash-attn.
 
     Raises:
-        UserError: what is inside was installed from another lock.
+        UserError: what is inside was installed from another lock, or on another base.
         WorkFailedError: the image does not start.
     """
     inside = look_inside(image, runtime)
@@ -183,7 +188,15 @@ def as_recorded(image: Image, runtime: Runtime, declared: Json, locks: Sequence[
                 f"{image.place}: was built from another lock than {declared['lock']['name']} is now "
                 f"(SHA-256 {declared['lock']['sha256'][:12]}…): build it again"
             )
-    return {"place": image.place, "sha256": image.sha256, "runtime": runtime, "inside": inside}
+    record = record_beside(Path(image.checked))
+    built_on = record.get("base_digest")
+    if built_on is not None and built_on != declared["base"]["digest"] and not record.get("stand_in"):
+        raise UserError(
+            f"{image.place}: was built on another base: expected {declared['base']['digest']}, found {built_on}: "
+            "build it again"
+        )
+    found = {"place": image.place, "sha256": image.sha256, "runtime": runtime}
+    return {**found, "built_on": built_on, "inside": inside}
 
 
 def last_image(run: Run) -> Json | None:

@@ -20,6 +20,7 @@ from bridge.launch.doctor import image_checks
 from bridge.launch.prepare import make_run, prepare
 from bridge.launch.runtime import (
     answer,
+    as_recorded,
     find,
     known_digest,
     last_image,
@@ -273,6 +274,21 @@ def test_force_goes_on_with_another_file_but_not_with_other_packages(
     holds("2.6.0", "ab" * 32)
     with pytest.raises(UserError, match="the same versions from another lock"):
         require_same_lock(run, image)
+
+
+def test_an_image_on_another_base_is_refused_unless_it_says_so(tmp_path: Path, sif: Path) -> None:
+    image = Image("train", str(sif), str(sif), SHA)
+    declared = {"base": {"digest": "sha256:" + "1" * 64}}
+
+    def recorded(**beside: object) -> object:
+        Path(f"{sif}.json").write_text(json.dumps(beside), encoding="utf-8")
+        return as_recorded(image, "pyxis", declared, [])["built_on"]
+
+    assert recorded(base_digest="sha256:" + "1" * 64) == "sha256:" + "1" * 64
+    assert recorded(base_digest="sha256:" + "2" * 64, stand_in=True) == "sha256:" + "2" * 64
+    assert recorded() is None
+    with pytest.raises(UserError, match=r"was built on another base: expected sha256:1.*found sha256:2"):
+        recorded(base_digest="sha256:" + "2" * 64)
 
 
 def test_a_run_that_is_there_gets_the_input_that_is_on_its_record(tmp_path: Path, sif: Path) -> None:
