@@ -111,9 +111,10 @@ def test_a_staged_image_is_the_one_that_is_used() -> None:
 def test_on_several_nodes_each_gets_the_folder_and_the_check() -> None:
     text = script(need=Allocation(runtime="apptainer", nodes=2))
     lines = [line for line in text.splitlines() if "check_image" in line or "TMPDIR/home" in line or "rm -rf" in line]
-    assert len(lines) == 3 and all("srun --export=ALL --ntasks-per-node=1 " in line for line in lines)
+    assert len(lines) == 4 and all("srun --export=ALL --ntasks-per-node=1 " in line for line in lines)
     steps = re.findall(r"^.*\bsrun .*$", text, re.MULTILINE)
-    assert len(steps) == 5 and all("srun --export=ALL " in step for step in steps), "else a step has no PATH"
+    assert len(steps) == 6 and all("srun --export=ALL " in step for step in steps), "else a step has no PATH"
+    assert text.index("trap - EXIT") < text.index("scontrol requeue"), "once it is requeued the job has no nodes"
 
 
 def test_names_of_secrets_are_known_but_no_value(tmp_path: Path) -> None:
