@@ -21,7 +21,7 @@ from bridge.stages.steps import Steps, kept_steps
 from bridge.train.checkpoint import save_step
 from bridge.train.model import copy_configuration, load_model
 
-RL = {"steps": 6, "prompts": 2, "group": 2, "lr": 1e-3, "max_new_tokens": 8, "save_every": 3}
+RL = {"steps": 6, "prompts": 8, "group": 8, "lr": 1e-3, "max_new_tokens": 16, "save_every": 3}
 SFT = {"batch": 10, "micro_batch": 10, "lr": 1e-3, "save_every": 5}
 
 
@@ -47,6 +47,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("data"), sums(100))
 
 
+@pytest.fixture(scope="module")
+def taught(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is right now and then, so that RL has something to learn from."""
+    folder = tmp_path_factory.mktemp("taught")
+    stage = settings("sft", steps=200, batch=20, micro_batch=20, lr=5e-3, keep_every=200)
+    sft.run(job(folder, stage, model=base, data=data))
+    return folder / "out" / "steps" / "step-00000200"
+
+
 def weights(folder: Path) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model.safetensors").items()}
 
@@ -63,18 +72,19 @@ def until(found: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_every_kept_step_of_rl_is_the_model_of_that_step(tmp_path: Path, base: Path, data: Path) -> None:
+def test_every_kept_step_of_rl_is_the_model_of_that_step(tmp_path: Path, taught: Path, data: Path) -> None:
     stage = settings("rl", **RL, keep_every=2)
-    summary = rl.run(job(tmp_path / "whole", stage, model=base, data=data))
+    summary = rl.run(job(tmp_path / "whole", stage, model=taught, data=data))
     steps = tmp_path / "whole" / "out" / "steps"
     assert summary["models"] == [2, 4, 6]
     assert sorted(path.name for path in steps.iterdir()) == [f"step-{n:08d}" for n in (2, 4, 6)]
     assert weights(steps / "step-00000006") == trained(tmp_path / "whole" / "out")
+    assert len({weights(path)["model.norm.weight"] for path in steps.iterdir()}) == 3
     short = settings("rl", **{**RL, "steps": 4})  # the learning rate is constant, so its end is the other's step 4
-    rl.run(job(tmp_path / "short", short, model=base, data=data))
+    rl.run(job(tmp_path / "short", short, model=taught, data=data))
     assert weights(steps / "step-00000004") == trained(tmp_path / "short" / "out")
     assert not (tmp_path / "short" / "out" / "steps").exists()
-    assert load_model(steps / "step-00000002", torch.device("cpu")).generation_config.eos_token_id == 1
+    assert load_model(steps / "step-00000002", torch.device("cpu")).generation_config.eos_token_id == [1]
 
 
 def test_stopped_at_any_step_and_gone_on_makes_the_same_models(tmp_path: Path, base: Path, data: Path) -> None:
