@@ -23,6 +23,7 @@ from bridge.train.model import copy_configuration, load_model
 
 RL = {"steps": 6, "prompts": 8, "group": 8, "lr": 1e-3, "max_new_tokens": 16, "save_every": 3}
 SFT = {"batch": 10, "micro_batch": 10, "lr": 1e-3, "save_every": 5}
+KILLED = {**SFT, "steps": 40, "keep_every": 4}
 
 
 class StopAfter(StopFlag):
@@ -104,17 +105,17 @@ def test_stopped_at_any_step_and_gone_on_makes_the_same_models(tmp_path: Path, b
 RUN = """
 import sys; from pathlib import Path
 from small import job, settings
+from test_steps import KILLED
 from bridge.stages import sft
 folder, base, data = map(Path, sys.argv[1:])
-stage = settings("sft", batch=10, micro_batch=10, lr=1e-3, save_every=5, steps=40, keep_every=4)
-sft.run(job(folder, stage, model=base, data=data))
+sft.run(job(folder, settings("sft", **KILLED), model=base, data=data))
 """
 
 
 def test_killed_training_leaves_no_follower_and_goes_on_to_the_same_models(
     tmp_path: Path, base: Path, data: Path
 ) -> None:
-    places = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""), *sys.path])
+    places = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": places}
     command = [sys.executable, "-c", RUN, str(tmp_path / "killed"), str(base), str(data)]
     steps = tmp_path / "killed" / "out" / "steps"
@@ -125,9 +126,9 @@ def test_killed_training_leaves_no_follower_and_goes_on_to_the_same_models(
     until(lambda: not followers(steps))
     for model in steps.glob("step-*"):
         assert load_file(model / "model.safetensors"), model
-    subprocess.run(command, env=environment, check=True)
-    command[3] = str(tmp_path / "whole")
-    subprocess.run(command, env=environment, check=True)
+    for folder in ("killed", "whole"):
+        summary = sft.run(job(tmp_path / folder, settings("sft", **KILLED), model=base, data=data))
+        assert summary["models"] == list(range(4, 41, 4))
     names = [f"step-{n:08d}" for n in range(4, 41, 4)]
     assert sorted(path.name for path in steps.iterdir()) == names
     for name in names:
