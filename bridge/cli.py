@@ -452,16 +452,24 @@ def convert(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     base: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Where to look for config and tokenizer last.")
+        Path | None,
+        typer.Option(metavar="MODEL", help="Model to merge an adapter into; else its config serves last."),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest weight file.")] = "5GB",
+    follow: Annotated[bool, typer.Option("--follow", help="Convert each step in SRC as it is saved.")] = False,
+    until: Annotated[int | None, typer.Option(metavar="STEP", help="With --follow: end after this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """A training checkpoint becomes a safetensors folder that transformers and vLLM load. Nothing is unpickled."""
     from bridge.launch import show
     from bridge.stages import alone
 
-    report = alone.convert_file(source, output, dtype, base, max_shard_size)
+    if until is not None and not follow:
+        raise UserError("--until says when --follow ends; give both")
+    if follow:
+        report = alone.follow_folder(source, output, dtype, base, max_shard_size, until)
+    else:
+        report = alone.convert_file(source, output, dtype, base, max_shard_size)
     _print_json(report) if as_json else show.print_mapping(report)
 
 
