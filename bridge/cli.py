@@ -159,7 +159,7 @@ def launch(
 
     planned = prepare(experiment, settings or [], profile)
     if not prepare_only:
-        require_scheduler(planned.profile, profile, planned.request.image is not None)
+        require_scheduler(planned.profile, profile, planned.all_in_image)
     run, image = make_run(planned, runs_folder(runs))
     if prepare_only:
         facts = {"run": run.id, "dir": str(run.folder), "jobs": {}}
@@ -188,11 +188,10 @@ def resume(
 def _launch(
     run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool, image: Image | None, force: bool = False
 ) -> None:
-    from bridge.launch.runtime import require_same
+    from bridge.launch.runtime import require_same, require_same_lock
     from bridge.launch.submit import launch as submit
 
-    if not force:
-        require_same(run, image)
+    (require_same_lock if force else require_same)(run, image)
     with _interruptible(run):
         jobs = submit(run, profile, profile_name, image)
         if as_json:
@@ -267,7 +266,7 @@ def demo(
         raise UserError("jobs/demo.yaml is missing from this installation; install bridge-rl again")
     started = time.monotonic()
     planned = prepare(experiment, [f"seed={seed}"], profile)
-    require_scheduler(planned.profile, profile, planned.request.image is not None)
+    require_scheduler(planned.profile, profile, planned.all_in_image)
     run, image = make_run(planned, runs_folder(runs))
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
     with _interruptible(run):
