@@ -159,7 +159,7 @@ def launch(
 
     planned = prepare(experiment, settings or [], profile)
     if not prepare_only:
-        require_scheduler(planned.profile, profile, planned.request.image is not None)
+        require_scheduler(planned.profile, profile, planned.all_in_image)
     run, image = make_run(planned, runs_folder(runs))
     if prepare_only:
         facts = {"run": run.id, "dir": str(run.folder), "jobs": {}}
@@ -188,11 +188,10 @@ def resume(
 def _launch(
     run: Run, profile: Any, profile_name: str, wait: bool, as_json: bool, image: Image | None, force: bool = False
 ) -> None:
-    from bridge.launch.runtime import require_same
+    from bridge.launch.runtime import require_same, require_same_lock
     from bridge.launch.submit import launch as submit
 
-    if not force:
-        require_same(run, image)
+    (require_same_lock if force else require_same)(run, image)
     with _interruptible(run):
         jobs = submit(run, profile, profile_name, image)
         if as_json:
@@ -267,7 +266,7 @@ def demo(
         raise UserError("jobs/demo.yaml is missing from this installation; install bridge-rl again")
     started = time.monotonic()
     planned = prepare(experiment, [f"seed={seed}"], profile)
-    require_scheduler(planned.profile, profile, planned.request.image is not None)
+    require_scheduler(planned.profile, profile, planned.all_in_image)
     run, image = make_run(planned, runs_folder(runs))
     _say(f"{run.id}: {len(run.elements)} jobs, in {run.folder}")
     with _interruptible(run):
@@ -497,16 +496,24 @@ def convert(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     base: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Where to look for config and tokenizer last.")
+        Path | None,
+        typer.Option(metavar="MODEL", help="Model to merge an adapter into; else its config serves last."),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest weight file.")] = "5GB",
+    follow: Annotated[bool, typer.Option("--follow", help="Convert each step in SRC as it is saved.")] = False,
+    until: Annotated[int | None, typer.Option(metavar="STEP", help="With --follow: end after this step.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """A training checkpoint becomes a safetensors folder that transformers and vLLM load. Nothing is unpickled."""
     from bridge.launch import show
     from bridge.stages import alone
 
-    report = alone.convert_file(source, output, dtype, base, max_shard_size)
+    if until is not None and not follow:
+        raise UserError("--until says when --follow ends; give both")
+    if follow:
+        report = alone.follow_folder(source, output, dtype, base, max_shard_size, until)
+    else:
+        report = alone.convert_file(source, output, dtype, base, max_shard_size)
     _print_json(report) if as_json else show.print_mapping(report)
 
 

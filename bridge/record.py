@@ -68,11 +68,37 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
     raise UserError(f"{where}: {text}: there is no such file or folder ({path})")
 
 
+<<<<<<< HEAD
 def places(path: Path) -> list[str]:
     """What must be seen inside an image, so that an input can be read: itself, and folders that links in it lead to."""
     files = [path, *path.rglob("*")] if path.is_dir() else [path]
     targets = {file.resolve().parent for file in files if file.is_symlink() and file.exists()}
     return [str(path), *sorted(str(folder) for folder in targets if not folder.is_relative_to(path))]
+=======
+def places(path: Path) -> dict[str, str]:
+    """What must be seen inside an image, so that an input can be read: the path inside → the one outside.
+
+    That is the input itself, and for each link in it the folder it leads to, as the link spells it: inside, what is
+    bound hangs in plain folders, so `..` is what stands before in the path, whatever links there are outside.
+    """
+    found = {str(path): str(path)}
+
+    def follow(inside: Path, outside: Path) -> None:
+        for file in outside.rglob("*"):
+            here, there = inside / file.relative_to(outside), file
+            while there.is_symlink() and there.exists():
+                step = there.readlink()
+                here, there = Path(os.path.normpath(here.parent / step)), there.parent / step
+                place, real = (here, there) if there.is_dir() else (here.parent, there.parent)
+                if not any(place.is_relative_to(known) for known in found):
+                    found[str(place)] = os.path.realpath(real)
+                    if place == here:
+                        follow(here, there)
+
+    if path.is_dir():
+        follow(path, path)
+    return found
+>>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
 
 
 def _folder_digest(path: Path, wanted: str, where: str) -> str:

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from bridge.convert.companions import (
     Companions,
     config_warnings,
     find_companions,
-    read_blocks,
     true_config,
 )
 from bridge.convert.formats import open_source
-from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place
-from bridge.convert.source import Source, Tensor, nbytes
+from bridge.convert.lora import ADAPTER_CONFIG, PREFIX, has_adapter, is_adapter_name, merge
+from bridge.convert.places import inside, read_blocks
+from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place, tie_flag
+from bridge.convert.source import IncompleteError, Source, Tensor, nbytes
 from bridge.convert.writer import same_bytes, write_bytes, write_file, write_json
 from bridge.errors import UserError
 
@@ -94,59 +95,118 @@ def write_into(
     check_dtype(dtype)
     if not os.path.lexists(src):
         raise UserError(f"{src}: does not exist; check the path of the checkpoint")
-    with _as_user_errors(folder), open_source(src) as source:
+    with _as_user_errors(folder), open_source(src, dtype) as source, _base(source, base, dtype) as model:
+        if source.format == "peft" and model is None:
+            return _keep_adapter(source, folder, dtype, progress)
         companions = find_companions(source.folder, base)
-        tie = decide_tie(
-            source.tensors, companions.config, lambda a, b: same_bytes(source.tensors[a], source.tensors[b])
-        )
-        kept = {name: t for name, t in source.tensors.items() if tie.dropped is None or name != tie.dropped[0]}
+        tensors = source.tensors
+        if has_adapter(tensors) or model is not None:
+            tensors = merge(source, model.tensors if model else None, companions.config, dtype)
+        tie = decide_tie(tensors, companions.config, lambda a, b: same_bytes(tensors[a], tensors[b]))
+        kept = {name: tensor for name, tensor in tensors.items() if tie.dropped is None or name != tie.dropped[0]}
         files = place(kept, dtype, max_shard_size)
-        _check_space(folder, files)
         warnings = [*source.warnings, *_write_weights(folder, files, kept, progress)]
-        for file in source.files:
-            file.check_unchanged()
+        _check_unchanged(source, model)
         written = main_dtype(kept, dtype)
         _write_companions(folder, files, companions, written, tie)
         flush(folder)
-        return Report(
-            format=source.format,
-            tensors=len(kept),
-            bytes=sum(file.data for file in files),
-            files=len(files),
-            dtype=written or "none",
+        return _report(
+            source,
+            files,
+            written,
             tied=[tie.dropped[0]] if tie.dropped else [],
-            dropped=source.dropped,
             warnings=[*warnings, *_warnings(source, companions, tie)],
         )
 
 
-def inspect(path: Path) -> dict[str, Any]:
-    """What the checkpoint at `path` holds, as JSON: format, wrapper, step, files, tensors, bytes, shared, config.
+@contextmanager
+def _base(source: Source, base: Path | None, dtype: str) -> Iterator[Source | None]:
+    """The model that an adapter is merged into, opened; None where the checkpoint has its own weights."""
+    alone = all(is_adapter_name(name) for name in source.tensors)
+    if base is None or not (source.format == "peft" or alone):
+        yield None
+        return
+    with open_source(base, dtype) as model:
+        yield model
 
-    Only the index of each file is read. UserError as in `convert`.
+
+def _keep_adapter(source: Source, folder: Path, dtype: str, progress: Progress | None) -> Report:
+    """An adapter as safetensors, with its configuration: what PEFT and vLLM load beside the base model."""
+    tensors = {PREFIX + name.removeprefix(PREFIX): tensor for name, tensor in source.tensors.items()}
+    files = [replace(file, name="adapter_model.safetensors") for file in place(tensors, dtype, 1 << 62)]
+    warnings = [*source.warnings, *_write_weights(folder, files, tensors, progress)]
+    _check_unchanged(source)
+    write_bytes(folder / ADAPTER_CONFIG, read_blocks(inside(source.folder, ADAPTER_CONFIG)))
+    flush(folder)
+    warnings.append("the adapter was kept as it is; name its base model (--base) to merge it")
+    return _report(source, files, main_dtype(tensors, dtype), tied=[], warnings=warnings)
+
+
+def _report(
+    source: Source, files: list[OutputFile], dtype: str | None, *, tied: list[str], warnings: list[str]
+) -> Report:
+    return Report(
+        format=source.format,
+        tensors=sum(len(file.tensors) for file in files),
+        bytes=sum(file.data for file in files),
+        files=len(files),
+        dtype=dtype or "none",
+        tied=tied,
+        dropped=source.dropped,
+        warnings=warnings,
+    )
+
+
+def _check_unchanged(*sources: Source | None) -> None:
+    for source in sources:
+        for file in source.files if source else ():
+            file.check_unchanged()
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What the checkpoint at `path` holds, as JSON: format, ranks, step, files, tensors, dtypes, bytes, ties, config.
+
+    Only the index of each file is read. Of an unfinished checkpoint there is only `missing`, a sentence that names what
+    is not there; it is None for a whole one. UserError as in `convert`.
     """
     if not os.path.lexists(path):
         raise UserError(f"{path}: does not exist; check the path")
-    with open_source(path) as source:
+    try:
+        source = open_source(path)
+    except IncompleteError as error:
+        return {"path": str(path), "missing": str(error)}
+    with source:
         try:
-            config: str | None = str(find_companions(source.folder, None).files[CONFIG])
+            companions = find_companions(source.folder, None)
         except UserError:
-            config = None
+            companions = None
+        tensors = source.tensors
         return {
             "path": str(path),
             "format": source.format,
-            "wrapper": list(source.wrapper),
+            "missing": None,
+            "ranks": source.ranks,
             "step": source.step,
+            "wrapper": list(source.wrapper),
             "files": [str(file.path) for file in source.files],
-            "bytes": sum(nbytes(tensor) for tensor in source.tensors.values()),
-            "tensors": [
-                {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
-                for name, tensor in source.tensors.items()
-            ],
-            "shared": _shared(source.tensors),
+            "bytes": sum(nbytes(tensor) for tensor in tensors.values()),
+            "dtypes": _bytes_by_dtype(tensors),
+            "shared": _shared(tensors),
+            "tie_word_embeddings": tie_flag(companions.config) if companions else None,
+            "config": str(companions.files[CONFIG]) if companions else None,
             "dropped": source.dropped,
-            "config": config,
+            "warnings": source.warnings,
+            "tensors": [
+                {"name": name, "dtype": tensor.dtype, "shape": list(tensor.shape)} for name, tensor in tensors.items()
+            ],
         }
+
+
+def _bytes_by_dtype(tensors: dict[str, Tensor]) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for tensor in tensors.values():
+        held[tensor.dtype] = held.get(tensor.dtype, 0) + nbytes(tensor)
+    return held
 
 
 def parse_size(text: str) -> int:
@@ -168,6 +228,7 @@ def _shared(tensors: dict[str, Tensor]) -> list[list[str]]:
 def _write_weights(
     folder: Path, files: list[OutputFile], tensors: dict[str, Tensor], progress: Progress | None
 ) -> list[str]:
+    _check_space(folder, files)
     total = sum(file.data for file in files)
     done = 0
 

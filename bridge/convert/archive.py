@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from bridge.convert.source import SourceFile
+from bridge.convert.source import IncompleteError, SourceFile
 from bridge.errors import UserError
 
 MAGIC = b"PK\x03\x04"
@@ -62,7 +62,9 @@ def _find_directory(file: SourceFile) -> tuple[int, int, int]:
     # torch writes no comment, so the end record can only be at the very end: nothing is searched for.
     magic, disk, _, _, count, size, start, _ = _END.unpack(file.read(end, _END.size) if end >= 0 else bytes(_END.size))
     if magic != b"PK\x05\x06":
-        raise UserError(f"{file.path}: does not end as an archive does, so it was cut off; take a whole copy of it")
+        raise IncompleteError(
+            f"{file.path}: does not end as an archive does, so it was cut off; take a whole copy of it"
+        )
     if _FULL16 in (disk, count) or _FULL32 in (size, start):
         start, size, count, end = _find_directory64(file, end)
     elif disk:

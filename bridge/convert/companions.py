@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.convert.formats import inside
+from bridge.convert.places import inside, read_json
 from bridge.convert.plan import tie_flag
-from bridge.convert.source import SourceFile
 from bridge.errors import UserError
 
 CONFIG = "config.json"
-MAX_COMPANION = 512 << 20  # bytes
-_BLOCK = 4 << 20
 
 _TOKENIZER = (
     "tokenizer.json",
@@ -65,30 +61,7 @@ def find_companions(folder: Path, base: Path | None) -> Companions:
             f"{folder}: no config.json here, in huggingface/, or in the two folders above; "
             "name a model folder that has one as the base (--base)"
         )
-    return Companions(read_config(files[CONFIG]), files)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; UserError if it is none."""
-    try:
-        config = json.loads(b"".join(read_blocks(path)).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is no valid JSON ({str(error)[:80]}); repair or replace it") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: is no JSON object; repair or replace it")
-    return config
-
-
-def read_blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a companion file, in blocks."""
-    file = SourceFile(path)
-    try:
-        if file.size > MAX_COMPANION:
-            raise UserError(f"{path}: has {file.size:,} bytes, too many for such a file; replace it")
-        for start in range(0, file.size, _BLOCK):
-            yield file.read(start, min(_BLOCK, file.size - start))
-    finally:
-        file.close()
+    return Companions(read_json(files[CONFIG]), files)
 
 
 def true_config(config: Mapping[str, Any], dtype: str | None, tie: bool | None) -> dict[str, Any]:

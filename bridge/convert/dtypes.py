@@ -103,11 +103,20 @@ def cast(raw: Bytes, source: str, target: str) -> Bytes:
     return out
 
 
+_INFINITY = {
+    "float16": (np.uint16, 0x7FFF, 0x7C00),
+    "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
+    "float32": (np.uint32, 0x7FFFFFFF, 0x7F800000),
+    "float64": (np.uint64, 0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+}
+"""Bits of a float, all but its sign, and infinity in them: comparing integers is many times faster than isinf."""
+
+
 def infinities(raw: Bytes, dtype: str) -> int:
     """How many elements are infinite."""
-    if dtype == "bfloat16":
-        return int(np.count_nonzero((raw.view(np.uint16) & 0x7FFF) == 0x7F80))
-    return int(np.count_nonzero(np.isinf(raw.view(dtype))))
+    unsigned, mask, infinity = _INFINITY[dtype]
+    bits = raw.view(unsigned)
+    return int(np.count_nonzero((bits & unsigned(mask)) == unsigned(infinity)))
 
 
 def _to_float32(raw: Bytes, source: str) -> NDArray[np.float32]:

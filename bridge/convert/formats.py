@@ -5,110 +5,163 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bridge.convert.archive import MAGIC
-from bridge.convert.plain import LEGACY_MAGIC, open_file, open_index
-from bridge.convert.source import Source, SourceFile
+from bridge.convert.dcp import METADATA, open_dcp
+from bridge.convert.deepspeed import LATEST, MODEL, OPTIMIZER, open_deepspeed
+from bridge.convert.lora import ADAPTER_CONFIG
+from bridge.convert.places import inside
+from bridge.convert.plain import open_file, open_index
+from bridge.convert.shards import ACCELERATE, NAME, open_shards
+from bridge.convert.source import IncompleteError, Source, SourceFile, nbytes
+from bridge.convert.steps import number, steps
+from bridge.convert.tensorfile import open_tensor_file, open_tensor_folder
 from bridge.errors import UserError
 
 INDEX = "pytorch_model.bin.index.json"
 
-_FOLDERS = (
-    (r"\.metadata|__\d+_\d+\.distcp", "torch distributed checkpoint (DCP)"),
-    (r"model_world_size_\d+_rank_\d+\.pt", "FSDP shards in verl's layout"),
+_EXPLAINED = (
     (
-        r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_.*_states\.pt|mp_rank_\d+_model_states\.pt|zero_to_fp32\.py|global_step\d+",
-        "DeepSpeed ZeRO",
+        r"ckpt_contents\.json|mp_rank_\d+(_\d+)*|iter_\d+|metadata\.json|common\.pt",
+        "a Megatron checkpoint: its names and splits depend on the model, so export it with mbridge or Megatron-Bridge "
+        "and convert that",
     ),
-    (r"adapter_model\.(bin|safetensors)|adapter_config\.json", "LoRA adapter (PEFT)"),
-    (r"pytorch_model_fsdp(_\d+)?_rank_?\d+\.bin|pytorch_model_fsdp_\d+", "FSDP shards of accelerate"),
-    (r"ckpt_contents\.json|mp_rank_\d+(_\d+)*|latest_checkpointed_iteration\.txt", "Megatron or verl run folder"),
-    (r"latest_universal", "DeepSpeed universal checkpoint"),
-    (r".*\.safetensors(\.index\.json)?", "safetensors (already converted)"),
+    (
+        r"latest_universal|zero",
+        "a DeepSpeed universal checkpoint: convert the ZeRO checkpoint that it was made from",
+    ),
 )
-"""(pattern of a name in the folder, format): recognised so that the message can name it, and not converted yet."""
+"""(pattern of a name in the folder, what it is and what to do): recognised so that the message can say it."""
 
 _NO_WEIGHTS = re.compile(
     r"(optim|optimizer|scheduler|scaler|sampler|rng|rng_state|random_states|extra_state|training_args|data)(\W|_).*"
 )
 """Files beside the weights. They hold arbitrary objects and are never opened."""
 
+_INNER = ("actor", "pytorch_model_fsdp_0", "model")
+"""Folders in which trainers put the weights of a step: verl's policy, accelerate's DCP folder."""
 
-def open_source(path: Path) -> Source:
+_LEVELS = 5
+_GROWTH, _ROOM = 16, 1 << 30  # expanded views may hold this many times the files' bytes, plus this many bytes
+
+
+def open_source(path: Path, wanted: str = "auto") -> Source:
     """The checkpoint at `path`, a file or a folder that holds one, opened for reading.
 
-    UserError if there is none, more than one, one of a format that is not supported yet, or a damaged or unsafe one.
+    Of a folder with several steps the newest whole one is taken. `wanted` is the dtype asked for: ZeRO checkpoints hold
+    two. IncompleteError if files are missing or cut off; UserError if there is no checkpoint, more than one, or a
+    damaged, unsafe or unsupported one.
     """
-    if path.is_dir():
-        return _open_folder(path)
+    source = _open_folder(path, wanted, _LEVELS) if path.is_dir() else _open_file(path)
+    with source.opening():
+        total = sum(nbytes(tensor) for tensor in source.tensors.values())
+        held = sum(file.size for file in source.files)
+        # A view with stride 0 is larger than its bytes; without a bound a small file could fill a disk.
+        if total > held * _GROWTH + _ROOM:
+            raise UserError(f"{path}: claims {total:,} bytes of tensors in {held:,} bytes of files; refused as hostile")
+    return source
+
+
+def _open_file(path: Path) -> Source:
+    if path.name.endswith(".safetensors.index.json"):
+        return open_tensor_folder(path.parent)
     if path.name.endswith(".index.json"):
-        return open_index(path, inside)
-    _check_file(path)
+        return open_index(path)
+    file = SourceFile(path)
+    try:
+        head = file.read(0, min(file.size, 9))
+    finally:
+        file.close()
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= 100_000_000:
+        return open_tensor_file(path)
     return open_file(path)
 
 
-def inside(folder: Path, name: str) -> Path:
-    """The path of file `name` in `folder`, if that is where it really lies.
-
-    The name may come from an index, so it must be a bare file name; a link must not lead out of the folder, except
-    from a snapshot of the Hugging Face cache to the blobs beside it. UserError otherwise.
-    """
-    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise UserError(f"{folder}: the file name {name[:120]!a} leads out of the folder; refused as unsafe")
-    path = folder / name
-    if path.is_symlink():
-        home = folder.resolve()
-        homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-        if path.resolve().parent not in homes:
-            raise UserError(f"{path}: is a link that leads out of the folder; copy the file instead")
-    return path
-
-
-def _open_folder(folder: Path) -> Source:
+def _open_folder(folder: Path, wanted: str, levels: int) -> Source:
     names = sorted(entry.name for entry in folder.iterdir())
-    index = INDEX in names
+    for pattern, what in _EXPLAINED:
+        found = next((name for name in names if re.fullmatch(pattern, name)), None)
+        if found is not None:
+            raise UserError(f"{folder}: holds {what} ({found})")
+    if METADATA in names:
+        return open_dcp(folder)
+    if any(name.endswith(".distcp") for name in names):
+        raise IncompleteError(f"{folder}: lacks {METADATA}, which a torch distributed checkpoint gets last")
+    if any(NAME.fullmatch(name) or ACCELERATE.fullmatch(name) for name in names):
+        return open_shards(folder)
+    if any(MODEL.fullmatch(name) or OPTIMIZER.fullmatch(name) for name in names):
+        return open_deepspeed(folder, wanted)
+    source = _adapter(folder, names) or (None if LATEST in names and wanted == "float32" else _weights(folder, names))
+    return source or _below(folder, names, wanted, levels)
+
+
+def _adapter(folder: Path, names: list[str]) -> Source | None:
+    if ADAPTER_CONFIG not in names:
+        return None
+    found = [name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in names]
+    if not found:
+        raise IncompleteError(f"{folder}: has an {ADAPTER_CONFIG} but no adapter_model.safetensors or .bin")
+    source = _open_file(inside(folder, found[0]))
+    source.format = "peft"
+    return source
+
+
+def _weights(folder: Path, names: list[str]) -> Source | None:
+    """Whole weights in the folder itself: safetensors first, as loaders do."""
+    if any(
+        re.fullmatch(r".*\.safetensors(\.index\.json)?", name) and not name.startswith("adapter_") for name in names
+    ):
+        return open_tensor_folder(folder)
     candidates = [
         name
         for name in names
-        if name.endswith((".pt", ".pth", ".bin", ".ckpt")) and not _NO_WEIGHTS.match(name) and (folder / name).is_file()
+        if name.endswith((".pt", ".pth", ".bin", ".ckpt"))
+        and not _NO_WEIGHTS.match(name)
+        and number(name) is None
+        and (folder / name).is_file()
     ]
-    for pattern, what in _FOLDERS:
-        found = next((name for name in names if re.fullmatch(pattern, name)), None)
-        if found is not None:
-            raise UserError(f"{folder}: holds {what} ({found}), a format that is not supported yet")
-    if index:
+    if INDEX in names:
         candidates = [name for name in candidates if not re.fullmatch(r"pytorch_model-\d+-of-\d+\.bin", name)]
         if not candidates:
-            return open_index(folder / INDEX, inside)
-    if len(candidates) != 1 or index:
-        listed = ", ".join([*candidates[:6], *([INDEX] if index else [])])
-        what = f"holds several checkpoints ({listed}); name one of them" if listed else "holds no checkpoint file"
-        raise UserError(f"{folder}: {what}" + ("" if listed else " (.pt, .pth, .bin or .ckpt); give its path"))
-    path = inside(folder, candidates[0])
-    _check_file(path)
-    return open_file(path)
+            return open_index(folder / INDEX)
+        candidates.append(INDEX)
+    if len(candidates) > 1:
+        raise UserError(f"{folder}: holds several checkpoints ({', '.join(candidates[:6])}); name one of them")
+    return _open_file(inside(folder, candidates[0])) if candidates else None
 
 
-def _check_file(path: Path) -> None:
-    """UserError with the reason if the file is no torch.save file."""
-    file = SourceFile(path)
+def _below(folder: Path, names: list[str], wanted: str, levels: int) -> Source:
+    """The newest whole step in the folder, or the part of a step that holds the weights."""
+    found = [_tag(folder)] if LATEST in names else []
+    found += [path for path in steps(folder, names) if path not in found]
+    found = found or [folder / name for name in _INNER if (folder / name).is_dir()][:1]
+    if not found or not levels:
+        raise UserError(
+            f"{folder}: holds no checkpoint file (.pt, .pth, .bin, .ckpt or .safetensors) and no steps; give its path"
+        )
+    broken: list[str] = []
+    for path in found:
+        path = inside(folder, path.name)
+        try:
+            if not path.exists():
+                raise IncompleteError(f"{path}: is named by {folder / LATEST} and is not there")
+            source = _open_folder(path, wanted, levels - 1) if path.is_dir() else _open_file(path)
+        except IncompleteError as error:
+            broken.append(str(error))
+            continue
+        if source.step is None:
+            source.step = number(path.name)
+        source.warnings = [f"{text}; the newest whole step was taken" for text in broken] + source.warnings
+        return source
+    raise IncompleteError(broken[0])
+
+
+def _tag(folder: Path) -> Path:
+    """The folder that DeepSpeed's `latest` names."""
     try:
-        head = file.read(0, min(file.size, 512))
-    finally:
-        file.close()
-    if head[:4] == MAGIC or head.startswith(LEGACY_MAGIC):
-        return
-    if not head:
-        raise UserError(f"{path}: is empty; copy it again or take an earlier checkpoint")
-    raise UserError(f"{path}: is {_guess(head)}, not a torch.save checkpoint; give a checkpoint file or folder")
-
-
-def _guess(head: bytes) -> str:
-    if head[257:262] == b"ustar":
-        return "a tar file of torch before 0.4 or something else in tar, a format that is not supported"
-    if head.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer whose content was not downloaded (run git lfs pull)"
-    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= 100_000_000:
-        return "a safetensors file, a format that is not supported yet"
-    if head[:1] == b"\x80":
-        return "a bare pickle"
-    return "an unknown kind of file"
+        text = (folder / LATEST).read_bytes()[:256].decode("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder / LATEST}: cannot be read as text; write the name of the step's folder into it"
+        ) from error
+    if not text:
+        raise IncompleteError(f"{folder / LATEST}: is empty; write the name of the step's folder into it")
+    return inside(folder, text)

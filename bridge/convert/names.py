@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bridge.convert.pickles import TensorRef
+from bridge.convert.pickles import Sharded, TensorRef
 from bridge.errors import UserError
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "module", "actor", "policy", "net", "weights")
@@ -19,19 +19,14 @@ _LEVELS = 4
 _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 """Name parts that torch.compile, FSDP, activation checkpointing and Lightning put anywhere in a name."""
 
-_LEADING = ("module.", "policy.", "actor.", "pretrained_model.")
+_LEADING = ("base_model.model.", "module.", "policy.", "actor.", "pretrained_model.")
 """Prefixes of whole-model wrappers. They are noise only where every name has them."""
 
-_ELSEWHERE = {
-    "param_shapes": "a DeepSpeed ZeRO checkpoint",
-    "ds_version": "a DeepSpeed checkpoint",
-    "checkpoint_version": "a Megatron checkpoint",
-}
 
-
-def find_weights(root: Any, where: str) -> tuple[tuple[str, ...], dict[Any, Any]]:
+def find_weights(root: Any, where: str, also: tuple[str, ...] = ()) -> tuple[tuple[str, ...], dict[Any, Any]]:
     """The keys that lead to the state dict, and the state dict: the one dict that holds tensors under names.
 
+    It is looked for at the top and under WRAPPERS, and under the keys `also` where the format has such.
     UserError, which names the keys that are there, if there is none or more than one.
     """
     path: tuple[str, ...] = ()
@@ -39,14 +34,21 @@ def find_weights(root: Any, where: str) -> tuple[tuple[str, ...], dict[Any, Any]
         if not isinstance(root, dict):
             kind = "tensor" if isinstance(root, TensorRef) else type(root).__name__
             raise UserError(f"{where}: holds no dict of tensors but a {kind}; save model.state_dict()")
-        for key, what in _ELSEWHERE.items():
-            if key in root:
-                raise UserError(f"{where}: is part of {what}, a format that is not supported yet")
-        inner = _wrapped(root, where)
+        if "checkpoint_version" in root:
+            raise UserError(
+                f"{where}: is part of a Megatron checkpoint, whose names and splits depend on the model; "
+                "export it with Megatron-Bridge"
+            )
+        if "param_shapes" in root and _is_placeholder(root.get("module")):
+            raise UserError(
+                f"{where}: is one rank of a DeepSpeed ZeRO-3 checkpoint, whose module holds only placeholders; "
+                "give its folder"
+            )
+        inner = _wrapped(root, where, (*WRAPPERS, *also))
         if inner is None:
             break
         path, root = (*path, inner), root[inner]
-    if not any(isinstance(value, TensorRef) for value in root.values()):
+    if not any(isinstance(value, (TensorRef, Sharded)) for value in root.values()):
         at = f"{'.'.join(path)!r} in it" if path else "it"
         keys = ", ".join(ascii(str(key)[:40]) for key in list(root)[:8] if isinstance(key, (str, int))) or "none"
         raise UserError(
@@ -56,11 +58,11 @@ def find_weights(root: Any, where: str) -> tuple[tuple[str, ...], dict[Any, Any]
     return path, root
 
 
-def _wrapped(root: Mapping[Any, Any], where: str) -> str | None:
+def _wrapped(root: Mapping[Any, Any], where: str, wrappers: tuple[str, ...]) -> str | None:
     """The key to go on with, or None if the weights are here."""
-    held = [key for key in WRAPPERS if isinstance(root.get(key), dict)]
+    held = [key for key in wrappers if isinstance(root.get(key), dict)]
     known: dict[int, bool] = {}
-    full = {id(root[key]): key for key in held if _holds_tensors(root[key], _LEVELS, known)}
+    full = {id(root[key]): key for key in held if _holds_tensors(root[key], _LEVELS, wrappers, known)}
     if len(full) > 1:
         raise UserError(
             f"{where}: holds several sets of weights ({', '.join(full.values())}); save the wanted one alone"
@@ -69,14 +71,21 @@ def _wrapped(root: Mapping[Any, Any], where: str) -> str | None:
     return next(iter([*full.values(), *held, *averages]), None)
 
 
-def _holds_tensors(value: Any, levels: int, known: dict[int, bool]) -> bool:
+def _holds_tensors(value: Any, levels: int, wrappers: tuple[str, ...], known: dict[int, bool]) -> bool:
     if not isinstance(value, dict) or levels == 0:
         return False
     if id(value) not in known:  # a dict may be reached in many ways, and each is looked at once
-        known[id(value)] = any(isinstance(item, TensorRef) for item in value.values()) or any(
-            _holds_tensors(value.get(key), levels - 1, known) for key in WRAPPERS
+        known[id(value)] = any(isinstance(item, (TensorRef, Sharded)) for item in value.values()) or any(
+            _holds_tensors(value.get(key), levels - 1, wrappers, known) for key in wrappers
         )
     return known[id(value)]
+
+
+def _is_placeholder(module: Any) -> bool:
+    """Whether ZeRO-3 left size-0 tensors in place of the weights."""
+    return isinstance(module, dict) and any(
+        isinstance(value, TensorRef) and value.shape == (0,) for value in module.values()
+    )
 
 
 def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
@@ -101,10 +110,6 @@ def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
 def check_names(names: Iterable[str], where: str) -> None:
     """UserError for names that show a kind of checkpoint that is no full model, or that no JSON header can hold."""
     for name in names:
-        if ".lora_A." in name or ".lora_B." in name or name.endswith((".lora_A", ".lora_B")):
-            raise UserError(
-                f"{where}: holds LoRA adapter weights ({_quoted(name)}), a format that is not supported yet"
-            )
         if name.rpartition(".")[2] in ("_flat_param", "flat_param"):
             raise UserError(
                 f"{where}: holds flattened FSDP parameters ({_quoted(name)}), whose names and shapes are lost; "

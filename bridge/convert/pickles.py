@@ -65,6 +65,17 @@ class TensorRef:
     """True if torch would still conjugate or negate the elements when they are read."""
 
 
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """A tensor of which a file holds parts. The format that wrote it understands `state`; nothing in it is checked."""
+
+    kind: str
+    """`DTensor` or `ShardedTensor` of torch, or `chunks` of a distributed checkpoint."""
+    dtype: str
+    shape: tuple[int, ...]
+    state: Any
+
+
 @dataclass(frozen=True)
 class Pickle:
     """What one pickle holds."""
@@ -76,8 +87,63 @@ class Pickle:
     """Every storage that it mentions, by key."""
 
 
+_DTENSOR = (
+    "torch.distributed.tensor.DTensor",
+    "torch.distributed.tensor._api.DTensor",
+    "torch.distributed._tensor.DTensor",
+    "torch.distributed._tensor.api.DTensor",
+)
+_SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+
 INERT = frozenset(
     {
+        *_DTENSOR,
+        _SHARDED,
+        *(
+            f"torch.distributed.{package}.{name}"
+            for package in ("tensor", "_tensor")
+            for name in (
+                "_dtensor_spec.DTensorSpec",
+                "_dtensor_spec.ShardOrderEntry",
+                "_dtensor_spec.TensorMeta",
+                "placement_types.DTensorSpec",
+                "placement_types.Partial",
+                "placement_types.Replicate",
+                "placement_types.Shard",
+                "placement_types.TensorMeta",
+                "placement_types._Partial",
+                "placement_types._StridedShard",
+            )
+        ),
+        "torch.distributed._mesh_layout._FlatLayout",
+        "torch.distributed._mesh_layout._MeshLayout",
+        "torch.distributed._shard.metadata.ShardMetadata",
+        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+        "torch.distributed._shard.sharded_tensor.metadata.ShardedTensorMetadata",
+        "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+        "torch.distributed._shard.sharded_tensor.shard.Shard",
+        "torch.distributed._shard.sharding_spec.api.EnumerableShardingSpec",
+        "torch.distributed._shard.sharding_spec.chunk_sharding_spec.ChunkShardingSpec",
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        "torch.distributed.device_mesh.DeviceMesh",
+        "torch.distributed.remote_device._remote_device",
+        *(
+            f"torch.distributed.checkpoint.metadata.{name}"
+            for name in (
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
         "_codecs.encode",
         "argparse.Namespace",
         "builtins.bytearray",
@@ -136,6 +202,7 @@ INERT = frozenset(
                 "tensor",
                 "tensor_v2",
                 "tensor_v3",
+                "wrapper_subclass",
             )
         ),
     }
@@ -146,9 +213,6 @@ _OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _OLD_NAMES = {"builtins.xrange": "builtins.range", "builtins.long": "builtins.int", "builtins.unicode": "builtins.str"}
 
 _HINTS = {
-    "torch.distributed.": "it is one shard of a distributed (FSDP or DTensor) checkpoint, which is not supported yet",
-    "torch._utils._rebuild_wrapper_subclass": "it holds DTensors of an FSDP checkpoint, which is not supported yet",
-    "deepspeed.": "it is part of a DeepSpeed checkpoint, which is not supported yet",
     "megatron.": "it is part of a Megatron checkpoint, which is not supported",
 }
 
@@ -264,7 +328,8 @@ class _Machine:
             raise ValueError("a global's name is no text")
         full = f"{_OLD_MODULES.get(module, module)}.{name}"
         full = _OLD_NAMES.get(full, full)
-        if full not in INERT:
+        # A sharded tensor's file calls getattr once, on one class; `call` holds it to that.
+        if full not in INERT and full != "builtins.getattr":
             raise UserError(f"{self.path}: its pickle names {_shown(full)}; {_reason(full)}")
         self.stack.append(Global(full))
 
@@ -273,6 +338,8 @@ class _Machine:
             raise ValueError("something that is no global is called")
         if type(arguments) is not tuple:
             raise ValueError("a call's arguments are no tuple")
+        if function.name == "builtins.getattr" and arguments != (Global(_SHARDED), "ProcessGroupState"):
+            raise UserError(f"{self.path}: its pickle calls 'builtins.getattr'; {_reason(function.name)}")
         self.stack.append(_call(function, arguments))
 
     def reduce(self, _: Any) -> None:
@@ -281,8 +348,8 @@ class _Machine:
 
     def new_object_with_names(self, _: Any) -> None:
         names, arguments, kind = self.pop(), self.pop(), self.pop()
-        if type(kind) is not Global:
-            raise ValueError("something that is no global is called")
+        if type(kind) is not Global or kind.name == "builtins.getattr":
+            raise ValueError("something that is no class is called")
         self.stack.append(Object(kind, (arguments, names)))
 
     def build(self, _: Any) -> None:
@@ -395,9 +462,11 @@ def _storage(identifier: Any) -> StorageRef:
 def _call(function: Global, arguments: tuple[Any, ...]) -> Any:
     name = function.name
     if name == "torch._tensor._rebuild_from_type_v2":
-        inner, _, inner_arguments, *_ = arguments
+        inner, kind, inner_arguments, *state = arguments
         if type(inner) is not Global or inner == function or type(inner_arguments) is not tuple:
             raise ValueError("a typed tensor is not described as torch does it")
+        if inner.name == "torch._utils._rebuild_wrapper_subclass":
+            return _sharded(kind, inner_arguments, *state)
         return _call(inner, inner_arguments)
     builder = _BUILDERS.get(name)
     return builder(*arguments) if builder else Object(function, arguments)
@@ -412,6 +481,15 @@ def _size(items: Any = ()) -> tuple[Any, ...]:
     if type(items) not in (tuple, list) or len(items) > MAX_RANK:
         raise ValueError("a size is no short sequence")
     return tuple(items)
+
+
+def _sharded(kind: Any, arguments: tuple[Any, ...], state: Any) -> Sharded:
+    """_rebuild_wrapper_subclass(class, dtype, size, stride, offset, layout, device, requires_grad), and its state."""
+    _, dtype, shape, *_ = arguments
+    names = {**dict.fromkeys(_DTENSOR, "DTensor"), _SHARDED: "ShardedTensor"}
+    if type(shape) is not tuple or len(shape) > MAX_RANK or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError("a sharded tensor's size is no short tuple of numbers")
+    return Sharded(names[kind.name], dtype.name.removeprefix("torch."), shape, state)
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> TensorRef:
@@ -441,6 +519,7 @@ def _tensor_ref(storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, 
 
 
 _BUILDERS: Mapping[str, Callable[..., Any]] = {
+    "builtins.getattr": lambda kind, name: Global(f"{kind.name}.{name}"),  # `call` lets one pair through
     "collections.OrderedDict": _empty_dict,
     "torch.Size": _size,
     "torch._utils._rebuild_tensor": _tensor,

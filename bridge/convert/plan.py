@@ -114,6 +114,10 @@ def place(tensors: Mapping[str, Tensor], wanted: str, max_shard_size: int) -> li
     """
     if max_shard_size < 1:
         raise UserError(f"max shard size {max_shard_size} is no positive number of bytes")
+    for name, tensor in tensors.items():
+        # Loaders multiply sizes in 64 bits from the left, so a zero at the end does not save them.
+        if math.prod(max(size, 1) for size in tensor.shape) * ITEMSIZE[tensor.dtype] >= 1 << 63:
+            raise UserError(f"{name[:120]!a} has a shape that overflows 64 bits; refused as hostile")
     shards: list[list[str]] = [[]]
     used = 0
     for name, tensor in tensors.items():

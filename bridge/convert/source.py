@@ -6,8 +6,10 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -19,9 +21,17 @@ from numpy.typing import NDArray
 from bridge.convert.dtypes import ITEMSIZE, Bytes
 from bridge.errors import UserError
 
+
+class IncompleteError(UserError):
+    """The checkpoint lacks a file or the end of one: its writer died or is still at work."""
+
+
 BLOCK = 4 << 20  # bytes handed over at a time
 _SPAN = 16 << 20  # bytes: the longest stretch of a file that is read to pick elements out of it
 _SHORT = 64 << 10  # bytes: below this one read costs less than two
+
+
+Elements = NDArray[np.unsignedinteger]
 
 
 class SourceFile:
@@ -50,7 +60,7 @@ class SourceFile:
                 reason = error.strerror or errno.errorcode.get(error.errno or 0, "read error")
                 raise UserError(f"{self.path}: cannot be read ({reason}); check the disk or copy it again") from error
             if got == 0:
-                raise UserError(f"{self.path}: ends at byte {offset + done}, too early; copy or save it again")
+                raise IncompleteError(f"{self.path}: ends at byte {offset + done}, too early; copy or save it again")
             done += got
 
     def read(self, offset: int, size: int) -> bytes:
@@ -69,6 +79,27 @@ class SourceFile:
         """Close the file; further reads fail."""
         os.close(self._fd)
 
+    def window(self, offset: int, size: int) -> SourceFile:
+        """Bytes `offset` to `offset + size` as a file of their own, open as long as this one is."""
+        return _Window(self, offset, size)
+
+
+class _Window(SourceFile):
+    def __init__(self, whole: SourceFile, offset: int, size: int) -> None:
+        self.path, self.size = whole.path, size
+        self._whole, self._offset = whole, offset
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        if offset + len(buffer) > self.size:
+            raise UserError(f"{self.path}: a part of it ends too early; copy or save it again")
+        self._whole.read_into(buffer, self._offset + offset)
+
+    def check_unchanged(self) -> None:
+        self._whole.check_unchanged()
+
+    def close(self) -> None:
+        """The whole file is closed by its owner."""
+
 
 class Tensor(Protocol):
     """A tensor of a checkpoint, wherever its bytes lie."""
@@ -85,8 +116,11 @@ class Tensor(Protocol):
     def identity(self) -> Hashable:
         """Equal for two tensors only if they are the same bytes of the same file."""
 
-    def blocks(self) -> Iterator[Bytes]:
-        """The elements in row-major order as bytes, at most BLOCK at a time; a block is valid until the next one."""
+    def read(self, origin: tuple[int, ...], out: Elements) -> None:
+        """Fill `out` with the box of its shape that begins at `origin`: one of `boxes(shape)`.
+
+        `out` is contiguous and of unsigned integers as wide as an element. Threads may read at the same time.
+        """
 
 
 def nbytes(tensor: Tensor) -> int:
@@ -110,14 +144,98 @@ class StridedTensor:
     def identity(self) -> Hashable:
         return (id(self.file), self.start, self.dtype, self.shape, self.stride)
 
-    def blocks(self) -> Iterator[Bytes]:
+    def read(self, origin: tuple[int, ...], out: Elements) -> None:
+        """Fill `out` with the box of its shape at `origin`; here any box and any layout of `out` will do."""
         itemsize = ITEMSIZE[self.dtype]
-        whole = _View(self.start, *_merged(self.shape, tuple(step * itemsize for step in self.stride)))
-        buffer = np.empty(min(BLOCK, nbytes(self)), np.uint8)
-        for view in _bands(whole, BLOCK // itemsize):
-            block = buffer[: math.prod(view.shape) * itemsize]
-            _gather(self.file, view, block.view(f"u{itemsize}").reshape(view.shape))
-            yield block
+        start = self.start + itemsize * sum(at * step for at, step in zip(origin, self.stride, strict=True))
+        if out.size:
+            _gather(self.file, _View(start, out.shape, tuple(step * itemsize for step in self.stride)), out)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a larger tensor, and where its first element lies in that."""
+
+    origin: tuple[int, ...]
+    tensor: StridedTensor
+
+
+@dataclass(frozen=True)
+class JoinedTensor:
+    """A tensor in pieces: shards of ranks, chunks, or slices of flat buffers. `joined` makes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: tuple[int, ...]
+    """The sizes in which pieces are placed: `shape` itself, or one dimension of as many elements."""
+    pieces: tuple[Piece, ...]
+
+    @property
+    def identity(self) -> Hashable:
+        return (self.shape, *((piece.origin, piece.tensor.identity) for piece in self.pieces))
+
+    def read(self, origin: tuple[int, ...], out: Elements) -> None:
+        if self.layout != self.shape:
+            origin, out = (_flat_index(self.shape, origin),), out.reshape(-1)
+        for piece in self.pieces:
+            spans = [
+                (max(at, begin), min(at + size, begin + extent))
+                for at, size, begin, extent in zip(origin, out.shape, piece.origin, piece.tensor.shape, strict=True)
+            ]
+            if all(low < high for low, high in spans):
+                within = tuple(slice(low - at, high - at) for (low, high), at in zip(spans, origin, strict=True))
+                first = tuple(low - at for (low, _), at in zip(spans, piece.origin, strict=True))
+                piece.tensor.read(first, out[within] if within else out)
+
+
+def joined(
+    where: str, name: str, dtype: str, shape: tuple[int, ...], pieces: Iterable[Piece], *, flat: bool = False
+) -> JoinedTensor:
+    """The tensor that `pieces` make up; with `flat` they are slices of its row-major elements.
+
+    Pieces at one place are replicas, of which the first is taken. UserError, which names the tensor and `where` it
+    comes from, unless the pieces fill the shape exactly: no gap, no overlap, nothing outside.
+    """
+    layout = (math.prod(shape),) if flat else shape
+    placed: dict[tuple[int, ...], Piece] = {}
+    for piece in pieces:
+        if piece.tensor.dtype != dtype:
+            raise UserError(f"{where}: {name[:120]!a} is {dtype} but a part of it is {piece.tensor.dtype}")
+        first = placed.setdefault(piece.origin, piece) if 0 not in piece.tensor.shape else piece
+        if first.tensor.shape != piece.tensor.shape:
+            raise UserError(f"{where}: two parts of {name[:120]!a} at one place differ in size; save it again")
+    if not _fills(layout, {origin: piece.tensor.shape for origin, piece in placed.items()}):
+        raise UserError(
+            f"{where}: the parts of {name[:120]!a} do not fill its shape {list(shape)}; a rank's file is missing "
+            "or of another save"
+        )
+    return JoinedTensor(dtype, shape, layout, tuple(placed[origin] for origin in sorted(placed)))
+
+
+def boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(origin, sizes) of consecutive boxes of at most `limit` elements: each is a run of the row-major order."""
+    if 0 in shape:
+        return
+    if not shape:
+        yield (), ()
+        return
+    # The outermost dimension of which whole rows fit is cut; those before it are walked through one by one.
+    axis = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= limit)
+    inner = shape[axis + 1 :]
+    rows = limit // math.prod(inner)
+    for outer in product(*map(range, shape[:axis])):
+        for row in range(0, shape[axis], rows):
+            yield (*outer, row, *(0 for _ in inner)), (*(1 for _ in outer), min(rows, shape[axis] - row), *inner)
+
+
+def blocks(tensor: Tensor) -> Iterator[Bytes]:
+    """The elements in row-major order as bytes, at most BLOCK at a time; a block is valid until the next one."""
+    itemsize = ITEMSIZE[tensor.dtype]
+    buffer = np.empty(min(BLOCK, nbytes(tensor)), np.uint8)
+    for origin, sizes in boxes(tensor.shape, BLOCK // itemsize):
+        block = buffer[: math.prod(sizes) * itemsize]
+        tensor.read(origin, block.view(f"u{itemsize}").reshape(sizes))
+        yield block
 
 
 @dataclass
@@ -126,8 +244,10 @@ class Source:
 
     format: str
     path: Path
-    tensors: dict[str, Tensor]
-    files: list[SourceFile]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    files: list[SourceFile] = field(default_factory=list)
+    ranks: int = 1
+    """Processes that wrote it."""
     wrapper: tuple[str, ...] = ()
     """Keys that lead from the top of the checkpoint to the weights."""
     step: int | None = None
@@ -139,6 +259,21 @@ class Source:
     def folder(self) -> Path:
         """Where configuration and tokenizer are looked for first."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    def add(self, path: Path) -> SourceFile:
+        """Open one more file, which is closed with the source."""
+        file = SourceFile(path)
+        self.files.append(file)
+        return file
+
+    @contextmanager
+    def opening(self) -> Iterator[Source]:
+        """The source while its reader fills it: on an error its files are closed."""
+        try:
+            yield self
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close every file."""
@@ -176,36 +311,40 @@ def _merged(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[tuple[int, 
     return tuple(sizes), tuple(strides)
 
 
-def _bands(view: _View, limit: int) -> Iterator[_View]:
-    """Consecutive pieces, in row-major order, of at most `limit` elements."""
-    total = math.prod(view.shape)
-    if total == 0:
-        return
-    if total <= limit:
-        yield view
-        return
-    inner = total // view.shape[0]
-    rows = limit // inner
-    for row in range(0, view.shape[0], max(rows, 1)):
-        start = view.start + row * view.steps[0]
-        if rows == 0:
-            yield from _bands(_View(start, view.shape[1:], view.steps[1:]), limit)
-        else:
-            yield _View(start, (min(rows, view.shape[0] - row), *view.shape[1:]), view.steps)
+def _flat_index(shape: tuple[int, ...], origin: tuple[int, ...]) -> int:
+    index = 0
+    for size, at in zip(shape, origin, strict=True):
+        index = index * size + at
+    return index
 
 
-def _gather(file: SourceFile, view: _View, out: NDArray[np.unsignedinteger]) -> None:
+def _fills(shape: tuple[int, ...], parts: Mapping[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Whether boxes (origin -> sizes, none empty) fill `shape` as a grid: every trainer cuts along whole dimensions."""
+    if 0 in shape:
+        return not parts
+    cuts = [sorted({origin[axis] for origin in parts}) for axis in range(len(shape))]
+    if math.prod(map(len, cuts)) != len(parts) or any(cut[:1] != [0] for cut in cuts):
+        return False
+    nexts = [dict(zip(cut, [*cut[1:], size], strict=True)) for cut, size in zip(cuts, shape, strict=True)]
+    return all(
+        nexts[axis][at] == at + size
+        for origin, sizes in parts.items()
+        for axis, (at, size) in enumerate(zip(origin, sizes, strict=True))
+    )
+
+
+def _gather(file: SourceFile, view: _View, out: Elements) -> None:
     """Read the elements of `view` into `out`, an array of the same shape.
 
     A stretch of the file is read in one piece if it is short or mostly wanted; else the dimension that reaches
     farthest is halved, so a transposed tensor costs one read per column of the band, not one per element.
     """
     itemsize = out.itemsize
+    if out.flags.c_contiguous and _merged(view.shape, view.steps) in (((), ()), ((out.size,), (itemsize,))):
+        file.read_into(out.reshape(-1).view(np.uint8).data, view.start)
+        return
     reach = [(size - 1) * step for size, step in zip(view.shape, view.steps, strict=True)]
     extent = sum(reach) + itemsize
-    if extent == out.nbytes and view.steps == (itemsize,):
-        file.read_into(out.data.cast("B"), view.start)
-        return
     wanted = itemsize * math.prod(size for size, step in zip(view.shape, view.steps, strict=True) if step)
     if extent <= _SHORT or (extent <= _SPAN and wanted * 4 >= extent):
         stretch = np.empty(extent // itemsize, out.dtype)

@@ -13,7 +13,7 @@ checked() { # checked FILE: refuse it unless its content is the wanted one
   [ ! -e "$stamp" ] || return 0
   found=$(sha256sum -- "$1") found=${found#\\} # a backslash stands before the sum of a file with a strange name
   [ "${found%% *}" = "$wanted" ] || refuse "is another image than at the launch: its SHA-256 is ${found%% *}, not" \
-    "$wanted; put the old one back, or \`bridge-rl resume RUN --force\`"
+    "$wanted; put the old one back, or \`bridge-rl resume RUN --force\` (without $file.json, if that is of another one)"
   : >"$stamp"
 }
 
@@ -23,6 +23,8 @@ if [ -z "$copy" ]; then
   checked "$file"
 else
   exec 9>"$copy.lock" && flock 9 # one copy for all jobs of the node
-  [ -e "$copy" ] || { cp -- "$file" "$copy.new" && mv -- "$copy.new" "$copy"; }
-  checked "$copy"
+  [ ! -e "$copy" ] || ! (checked "$copy") 2>/dev/null || exit 0
+  # There is none, or a wrong one: it was made of another file, or changed since.
+  { cp -- "$file" "$copy.new" && mv -- "$copy.new" "$copy"; } || { rm -f -- "$copy.new" && refuse "cannot be copied"; }
+  (checked "$copy") || { rm -f -- "$copy" && exit 1; }
 fi

@@ -19,6 +19,7 @@ if [ -n "$prefix" ]; then
   done
   PATH=$helpers:$PATH
 fi
+for name in $(compgen -A function); do unset -f "$name"; done
 for name in $(compgen -e); do
   case $name in
     APPTAINER* | SINGULARITY*) unset "$name" ;; # of the site's own profile, such as further binds
@@ -28,6 +29,8 @@ for name in $(compgen -e); do
         [ -z "$prefix" ] || export "$prefix$name=${!name}"
       elif [ -z "$prefix" ]; then
         unset "$name"
+      else
+        case ${name,,} in *_proxy | term) unset "$name" ;; esac # --cleanenv lets these through
       fi
       ;;
   esac

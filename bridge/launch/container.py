@@ -1,18 +1,20 @@
 """How a stage is started inside an image: options of srun, and the command of each task. Pure.
 
-Nothing of the host gets in by itself: no home, no variables but those named, no /tmp but the job's own. The words may
-hold `{run}` (the run's folder), `{tmp}` (the job's own folder on the node) and `{image}`, which only the node knows.
+Nothing of the host gets in by itself: no home, no variables but those named, no /tmp but the job's own. What only the
+node knows stands in the words as RUN (the run's folder), TMP (the job's own folder on the node) and IMAGE.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from bridge.config.profile import Runtime
+
+RUN, TMP, IMAGE = "\0run\0", "\0tmp\0", "\0image\0"  # no path and no variable holds such a thing
 
 PYTHON = "/opt/venv/bin/python"
 """Where the recipes of `containers/` put it."""
@@ -51,7 +53,8 @@ SET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-"""What the variables are inside, unless the profile's `env` says otherwise."""
+"""What the variables are inside, unless the profile's `env` says otherwise: not of OURS, which name places inside."""
+OURS = ("HOME", "TMPDIR")
 
 SYSTEM_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -67,8 +70,8 @@ class Image:
     """The file that is compared before each use: the image itself, or in a folder the list of what was installed."""
     sha256: str | None
     """Of that file; None for an address, which holds a digest of its own."""
-    binds: tuple[str, ...] = ()
-    """Absolute paths of the experiment's inputs: bound read-only."""
+    binds: Mapping[str, str] = field(default_factory=dict)
+    """Of the experiment's inputs, the absolute path inside → the one outside: bound read-only."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +98,31 @@ def contained(
         command: program and arguments inside; the program is a path of the image.
     """
     variables = {"PATH": path_inside(command[0]), **SET}
-    fixed = [f"{name}={value}" for name, value in variables.items() if name not in names]
+    fixed = [f"{name}={value}" for name, value in variables.items() if name in OURS or name not in names]
     inside = ["/usr/bin/env", *fixed, *command]
-    enter = ["bash", "bridge/launch/contain.sh", ",".join(dict.fromkeys([*KEPT, *names]))]
-    mounts = [("{tmp}", "/tmp", ""), ("{run}", "{run}", "")]  # in this order: the run may lie below /tmp
-    mounts += [(path, path, "ro") for path in image.binds] + [_parts(bind) for bind in binds]
+    enter = [
+        "bash",
+        "bridge/launch/contain.sh",
+        ",".join(dict.fromkeys(name for name in [*KEPT, *names] if name not in OURS)),
+    ]
+    further = [(outside, inside, "ro") for inside, outside in image.binds.items()] + [_parts(bind) for bind in binds]
+    further.sort(key=lambda mount: len(PurePosixPath(mount[1]).parts))
+    # A later one covers what it is above of: the run may lie below /tmp, and below a folder that is bound read-only.
+    mounts = [(TMP, "/tmp", ""), *further, (RUN, RUN, "")]
     triples = [":".join(part for part in mount if part) for mount in mounts]
     if runtime in ("apptainer", "singularity"):
-        words = [runtime, "exec", "--cleanenv", "--no-home", "--no-mount=tmp,cwd", "--pwd={run}/code"]
+        words = [runtime, "exec", "--cleanenv", "--no-eval", "--no-home", "--no-mount=tmp,cwd", f"--pwd={RUN}/code"]
         words += [f"--bind={triple}" for triple in triples]
-        return Contained([], [*enter, *words, *(["--nv"] if gpus else []), "{image}", *inside])
+        return Contained([], [*enter, *words, *(["--nv"] if gpus else []), IMAGE, *inside])
     if runtime == "charliecloud":  # it binds read-write only, and takes GPUs from `ch-fromhost --nvidia` at build time
-        words = ["ch-run", "--write-fake", "--cd={run}/code"]  # else it cannot make the mount points
+        words = ["ch-run", "--write-fake", f"--cd={RUN}/code"]  # else it cannot make the mount points
         words += [f"--bind={source}:{target}" for source, target, _ in mounts]
-        return Contained([], [*enter, *words, "{image}", "--", *inside])
-    options = ["--container-image={image}", f"--container-mounts={','.join(triples)}", "--container-workdir={run}/code"]
+        return Contained([], [*enter, *words, IMAGE, "--", *inside])
+    options = [
+        f"--container-image={IMAGE}",
+        f"--container-mounts={','.join(triples)}",
+        f"--container-workdir={RUN}/code",
+    ]
     options += ["--no-container-mount-home", "--no-container-remap-root", "--no-container-entrypoint"]
     return Contained(options, [*enter, *inside])
 
@@ -127,11 +140,11 @@ def _parts(bind: str) -> tuple[str, str, str]:
 
 
 def shell(words: Sequence[str]) -> str:
-    """Words as bash reads them; `{run}`, `{tmp}` and `{image}` become variables of the script."""
-    variables = {"{run}": '"$run"', "{tmp}": '"$TMPDIR"', "{image}": '"$image"'}
+    """Words as bash reads them; RUN, TMP and IMAGE become variables of the script."""
+    variables = {RUN: '"$run"', TMP: '"$TMPDIR"', IMAGE: '"$image"'}
 
     def quoted(word: str) -> str:
-        pieces = re.split(r"(\{run\}|\{tmp\}|\{image\})", word)
+        pieces = re.split(f"({RUN}|{TMP}|{IMAGE})", word)
         return "".join(variables.get(piece) or shlex.quote(piece) for piece in pieces if piece) or "''"
 
     return " ".join(quoted(word) for word in words)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import hashlib
+=======
+import dataclasses
+>>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,15 +18,24 @@ from bridge.config.experiment import Point, parse_overrides, points, with_overri
 from bridge.config.images import Image, read_images
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile, Runtime, allocation, processes
+<<<<<<< HEAD
 from bridge.config.stages import STAGE_KINDS, DataSettings, RlSettings, SftSettings, seconds
 from bridge.config.tasks import FileTask, OwnTask, TaskSettings
+=======
+from bridge.config.stages import STAGE_KINDS, Resources, SftSettings, seconds
+>>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
 from bridge.launch.container import Image as ImageHere
+<<<<<<< HEAD
 from bridge.launch.runtime import as_recorded, image_of, runtimes
 from bridge.record import Request, code_digest, create, external_digests, places
+=======
+from bridge.launch.runtime import as_recorded, binds_of, image_of, require_fit, runtimes
+from bridge.record import Request, code_digest, create, external_digests
+>>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
 from bridge.runs import RECORD, Json, Run
 from bridge.tasks import own, resolve_task
 
@@ -33,8 +46,13 @@ class Plan:
 
     request: Request
     profile: Profile
-    runtime: Runtime = "none"
-    """What starts the experiment's image; `none` where no stage runs in one."""
+    runtimes: Mapping[str, Runtime] = dataclasses.field(default_factory=dict)
+    """Kind of a stage → what starts its image; only kinds that run in one."""
+
+    @property
+    def all_in_image(self) -> bool:
+        """Whether no stage runs in the environment of `python`."""
+        return all(node.kind in self.runtimes for node in self.graph.stages)
 
     @property
     def graph(self) -> Graph:
@@ -87,7 +105,7 @@ def prepare(experiment: Path, overrides: Sequence[str], profile_name: str) -> Pl
         else None,
         images=dict.fromkeys(in_image, built_from.mark) if built_from else {},
     )
-    return Plan(request, profile, next(iter(in_image.values()), "none"))
+    return Plan(request, profile, in_image)
 
 
 def make_run(plan: Plan, runs: Path) -> tuple[Run, ImageHere | None]:
@@ -99,16 +117,21 @@ def make_run(plan: Plan, runs: Path) -> tuple[Run, ImageHere | None]:
     """
     request, recorded = plan.request, None
     image = image_of(request.image, plan.profile, request.externals)
-    bound = [runs, *(Path(place) for place in image.binds)] if image else []
-    if wrong := [path for path in bound if set(":,") & set(str(path))]:
-        raise UserError(
-            f"{wrong[0]}: stages in an image need a path without colon and comma: runtimes read these in binds"
-        )
+    if image:
+        require_fit(image, plan.runtimes)
+        needs = [allocation(plan.profile, kind, Resources()) for kind in plan.runtimes]
+        bound = [str(runs), *image.binds, *image.binds.values(), *(need.scratch for need in needs if need.scratch)]
+        if wrong := [path for path in bound if set(":,") & set(path)]:
+            raise UserError(
+                f"{wrong[0]}: stages in an image need a path without colon and comma: runtimes read these in binds"
+            )
     if image and request.image and not (runs / request.run_id / RECORD).is_file():
         names = [request.image[key]["name"] for key in ("lock", "flash_attn")]
         locks = [path for name in names if (path := shipped("containers/locks", f"{name}.txt"))]
-        recorded = as_recorded(image, plan.runtime, request.image, locks)
-    return create(request, runs, recorded), image
+        recorded = as_recorded(image, next(iter(plan.runtimes.values())), request.image, locks)
+    run = create(request, runs, recorded)
+    # The same content under another path is the same run, and its stages read the path on record.
+    return run, image and replace(image, binds=binds_of(run.record["externals"]))
 
 
 def declared_image(image: str, experiment: str) -> Image:

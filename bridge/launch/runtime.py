@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -60,17 +61,36 @@ def find(name: str, profile: Profile, externals: Mapping[str, Json]) -> Image:
     if place is None:
         remedy = f"`bridge-rl image build {name}` makes it, or say in the profile where it is: `images: {{{name}: …}}`"
         raise UserError(f"there is no image {name!r} here; {remedy}")
-    binds = tuple(dict.fromkeys(path for external in externals.values() for path in external.get("binds", ())))
+    binds = binds_of(externals)
     if "://" in place or "#" in place:
         if "@sha256:" not in place:
             raise UserError(f"images.{name}: {place}: an address must end in a digest, @sha256:…: a tag can move")
         return Image(name, place, place, None, binds)
     path = Path(place).expanduser().absolute()
-    checked = path / INSTALLED if path.is_dir() else path
-    if not checked.is_file():
-        remedy = f"`bridge-rl image build {name}` or `bridge-rl image pull {name}` makes it"
-        raise UserError(f"images.{name}: {checked}: there is no such file; {remedy}")
-    return Image(name, str(path), str(checked), known_digest(checked) or file_digest(checked), binds)
+    try:
+        checked = path / INSTALLED if path.is_dir() else path
+        if not checked.is_file():
+            remedy = f"`bridge-rl image build {name}` or `bridge-rl image pull {name}` makes it"
+            raise UserError(f"images.{name}: {checked}: there is no such file; {remedy}")
+        checked.open("rb").close()
+        return Image(name, str(path), str(checked), known_digest(checked) or file_digest(checked), binds)
+    except OSError as error:
+        raise UserError(f"images.{name}: {path}: {error.strerror}; whoever launches must be able to read it") from None
+
+
+def binds_of(externals: Mapping[str, Json]) -> dict[str, str]:
+    """What a record's inputs need inside: the path there → the one outside."""
+    return {inside: real for external in externals.values() for inside, real in external.get("binds", {}).items()}
+
+
+def require_fit(image: Image, runtimes: Mapping[str, Runtime]) -> None:
+    """UserError when a runtime cannot start what the profile names."""
+    wants = {"charliecloud": "a folder", "pyxis": "a file or an address"}
+    is_folder = Path(image.place).is_dir()
+    for runtime in runtimes.values():
+        fits = is_folder if runtime == "charliecloud" else not is_folder
+        if not fits or (image.sha256 is None and runtime != "pyxis"):
+            raise UserError(f"images.{image.name}: {image.place}: {runtime} takes {wants.get(runtime, 'a SIF file')}")
 
 
 def built_here(name: str) -> str | None:
@@ -91,14 +111,19 @@ def image_of(declared: Json | None, profile: Profile, externals: Mapping[str, Js
     return find(declared["name"], profile, externals) if declared else None
 
 
-def known_digest(path: Path) -> str | None:
-    """The SHA-256 that `bridge-rl image` wrote beside a SIF. Jobs read the file itself, so a wrong one is found."""
+def record_beside(path: Path) -> Json:
+    """What `bridge-rl image` wrote beside a SIF; nothing where it did not."""
     try:
         record = json.loads(path.with_name(f"{path.name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    digest = record.get("sha256") if isinstance(record, dict) else None
-    return digest if isinstance(digest, str) else None
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def known_digest(path: Path) -> str | None:
+    """The SHA-256 that stands beside a SIF. Jobs read the file itself, so a wrong one is found."""
+    digest = record_beside(path).get("sha256")
+    return digest if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest) else None
 
 
 def look_words(image: Image, runtime: Runtime, gpus: int, *arguments: str) -> list[str]:
@@ -150,7 +175,7 @@ def as_recorded(image: Image, runtime: Runtime, declared: Json, locks: Sequence[
         locks: the lock's file, and that of flash-attn.
 
     Raises:
-        UserError: what is inside was installed from another lock.
+        UserError: what is inside was installed from another lock, or on another base.
         WorkFailedError: the image does not start.
     """
     inside = look_inside(image, runtime)
@@ -163,15 +188,47 @@ def as_recorded(image: Image, runtime: Runtime, declared: Json, locks: Sequence[
                 f"{image.place}: was built from another lock than {declared['lock']['name']} is now "
                 f"(SHA-256 {declared['lock']['sha256'][:12]}…): build it again"
             )
-    return {"place": image.place, "sha256": image.sha256, "runtime": runtime, "inside": inside}
+    record = record_beside(Path(image.checked))
+    built_on = record.get("base_digest")
+    if built_on is not None and built_on != declared["base"]["digest"] and not record.get("stand_in"):
+        raise UserError(
+            f"{image.place}: was built on another base: expected {declared['base']['digest']}, found {built_on}: "
+            "build it again"
+        )
+    found = {"place": image.place, "sha256": image.sha256, "runtime": runtime}
+    return {**found, "built_on": built_on, "inside": inside}
+
+
+def last_image(run: Run) -> Json | None:
+    """What the record says of a run's image, with the place and the digest of the last launch; None without one."""
+    declared: Json | None = run.record.get("image")
+    noted = [line["image"] for line in run.submissions() if line.get("image")]
+    return declared and {**declared, **(noted[-1] if noted else {})}
+
+
+def require_same_lock(run: Run, image: Image | None) -> None:
+    """UserError when the image that is here now holds other packages than the run's, as far as this machine can look.
+
+    Raises:
+        UserError: it holds others.
+        WorkFailedError: it does not start.
+    """
+    declared = run.record.get("image")
+    if image is None or declared is None or declared.get("inside") is None:
+        return
+    inside = look_inside(image, declared["runtime"])
+    if inside is not None and inside["installed"] not in (declared["lock"]["sha256"], declared["inside"]["installed"]):
+        then, now = declared["inside"]["packages"], inside["packages"]
+        other = [f"{p} {now.get(p)}, not {then.get(p)}" for p in sorted({*then, *now}) if then.get(p) != now.get(p)]
+        what = ", ".join(other[:5]) or "the same versions from another lock"
+        raise UserError(f"{run.id}: {image.place} holds other packages ({what}); launch the experiment as a new run")
 
 
 def require_same(run: Run, image: Image | None) -> None:
     """UserError when a run was last launched with another image than the one that is here now."""
-    if image is None or run.record.get("image") is None:
+    then = last_image(run)
+    if image is None or then is None:
         return
-    noted = [line["image"] for line in run.submissions() if line.get("image")]
-    then = noted[-1] if noted else run.record["image"]
     if then.get("sha256") != image.sha256 or (image.sha256 is None and then["place"] != image.place):
         before, now = (
             f"SHA-256 {sha256[:12]}…" if sha256 else place

@@ -15,6 +15,7 @@ from bridge.config.stages import MEMORY, seconds
 from bridge.graph import Array, ranges
 from bridge.launch.container import Contained, Image, contained, shell
 
+STEP = "srun --export=ALL --ntasks-per-node=1 "  # on each node; without the environment a step has no PATH
 GPU_OPTION = "--gres=gpu:{gpus}"
 
 SCRIPT = """\
@@ -38,9 +39,9 @@ export BRIDGE_SECRETS
 TMPDIR=$(mktemp -d -- {{ scratch }}/bridge.XXXXXX) || exit 1
 export TMPDIR
 {% if nodes > 1 -%}
-srun --ntasks-per-node=1 mkdir -p -m 700 -- "$TMPDIR" || exit 1
+{{ each }}mkdir -p -m 700 -- "$TMPDIR" || exit 1
 {% endif -%}
-trap '{{ each }}rm -rf -- "$TMPDIR"' EXIT
+trap '{{ clean }}' EXIT
 {% endif -%}
 {% for line in setup -%}
 {{ line }}
@@ -60,7 +61,10 @@ trap : USR2
 
 srun --export=ALL --cpus-per-task={{ cpus }} --unbuffered --kill-on-bad-exit=1 {{ srun }}{{ command }}
 code=$?
-
+{% if scratch and nodes > 1 -%}
+{{ clean }} # now, because a job that is requeued has no nodes any more
+trap - EXIT
+{% endif %}
 # 75: the stage saved its state and wants to go on. 140, 143: the warning came while Python was still starting. Only
 # this element is requeued; the controller may be away for some minutes.
 again=""
@@ -164,7 +168,8 @@ def sbatch_script(
         secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
         scratch=shlex.quote(scratch) if scratch else None,
         nodes=nodes,
-        each="srun --ntasks-per-node=1 " if nodes > 1 else "",
+        each=STEP if nodes > 1 else "",
+        clean='rm -rf -- "$TMPDIR"' + (f'; {STEP}rm -rf -- "$TMPDIR"' if nodes > 1 else ""),
         **(_image(image, profile.stage_image) if image else {"image": None}),
         max_attempts=allocation.max_attempts or MAX_ATTEMPTS,
         cpus=allocation.cpus or 1,  # since 22.05 a step no longer takes it over from the job

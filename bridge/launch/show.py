@@ -16,7 +16,7 @@ from rich.table import Table
 from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
 from bridge.launch.prune import size_text
-from bridge.launch.runtime import image_of
+from bridge.launch.runtime import image_of, last_image
 from bridge.launch.script import sbatch_options
 from bridge.launch.states import STUCK, ElementState, run_state
 from bridge.launch.submit import dependency, observe, scripts
@@ -137,8 +137,12 @@ def status(run: Run) -> Json:
 
 
 def _as_json(run: Run, states: Sequence[ElementState]) -> Json:
-    image = run.record.get("image")
-    return {"run": run.id, "state": run_state(states), "image": image, "elements": [s.to_json() for s in states]}
+    return {
+        "run": run.id,
+        "state": run_state(states),
+        "image": last_image(run),
+        "elements": [s.to_json() for s in states],
+    }
 
 
 def print_runs(summaries: Sequence[Json], runs: Path) -> None:

@@ -73,7 +73,11 @@ def launch(run: Run, profile: Profile, profile_name: str, image: Image | None = 
         UserError: another process is launching the run, or there is no cluster here.
         WorkFailedError: the scheduler refused; what this call had submitted before is cancelled again.
     """
-    require_scheduler(profile, profile_name, image is not None)
+    from bridge.config.profile import allocation
+    from bridge.config.stages import Resources
+
+    runtimes = {allocation(profile, element.kind, Resources()).runtime for element in run.elements.values()}
+    require_scheduler(profile, profile_name, image is not None and "none" not in runtimes)
     with run.lock("launch", "launching"):
         states = observe(run)
         if all(s.state == "done" for s in states):

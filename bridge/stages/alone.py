@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -273,6 +274,24 @@ def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_
         return convert(source, output, dtype=dtype, base=base, max_shard_size=size, progress=advance).to_json()
 
 
+def follow_folder(
+    source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str, until: int | None
+) -> Json:
+    """`bridge-rl convert --follow`; what was converted and what was refused."""
+    from bridge.convert import check_dtype, convert, follow, parse_size
+    from bridge.convert.api import Report
+
+    check_dtype(dtype)
+    size = parse_size(max_shard_size)
+
+    def one(step: Path, out: Path) -> Report:
+        report = convert(step, out, dtype=dtype, base=base, max_shard_size=size)
+        sys.stderr.write(f"{out}: {report.tensors} tensors, {report.bytes:,} bytes of {report.dtype}\n")
+        return report
+
+    return follow(source, output, one, until=until).to_json()
+
+
 def inspect_path(path: Path) -> Json:
     """`bridge-rl inspect`: an artifact by its seal, a model folder by its headers, a checkpoint by its index."""
     from bridge.convert import inspect
@@ -288,21 +307,4 @@ def inspect_path(path: Path) -> Json:
             return facts
     elif (path / SEAL).exists():
         raise UserError(f"{path}: its {SEAL} cannot be read")
-    if path.is_dir() and any(path.glob("*.safetensors")):
-        return facts | _safetensors_facts(path)
     return facts | inspect(path)
-
-
-def _safetensors_facts(path: Path) -> Json:
-    from safetensors import SafetensorError, safe_open
-
-    tensors = []
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="numpy") as weights:
-                for name in weights.keys():  # noqa: SIM118 (a safetensors file is no mapping)
-                    part = weights.get_slice(name)
-                    tensors.append({"name": name, "dtype": part.get_dtype(), "shape": part.get_shape()})
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: is damaged: {error}") from None
-    return {"path": str(path), "format": "safetensors", "tensors": tensors}

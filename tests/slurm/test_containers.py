@@ -32,7 +32,12 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
 REPO = Path(__file__).parents[2]
 STANDIN = REPO / "containers" / "standin.sh"
 USER = "bridge-standin"
+MINE = "x y $HOME `id` \\n \"q'"
 LONG = ("stages.sft.steps=400", "stages.sft.save_every=20")
+LEAKS = [
+    "export LEAKED=1 PYTHONHOME= TERM=xterm https_proxy=http://me:open@host NO_PROXY=x APPTAINER_BIND=/var/lib",
+    "export APPTAINERENV_LD_PRELOAD=/x; leak() { :; }; export -f leak",
+]
 HOSTILE = "a b;'\"$x `id` ü%j#"
 
 
@@ -178,12 +183,14 @@ def test_a_preempted_stage_is_requeued_by_the_host_and_ends_bit_for_bit_the_same
     calm = person.launch(*LONG, "--wait")
     person.experiment.write_text(person.experiment.read_text("utf-8").replace("name: tiny", "name: again"), "utf-8")
     secret = {"WANDB_API_KEY": "sesame", "LEAK": "1"}
-    person.profile(secrets=["WANDB_API_KEY"], env={"MINE": "x y"}, setup=["export LEAKED=1", "export PYTHONHOME="])
+    person.profile(secrets=["WANDB_API_KEY"], env={"MINE": MINE}, setup=LEAKS)
     run = person.launch(*LONG, **secret)
     wait_for(lambda: saved_steps(run), "a checkpoint inside the image", 300)
     seen = Path(f"/proc/{runner(run, 'sft')}/environ").read_bytes().decode().split("\0")
     inside = dict(item.split("=", 1) for item in seen if "=" in item)
-    assert inside["WANDB_API_KEY"] == "sesame" and inside["MINE"] == "x y" and inside["HOME"] == "/tmp/home"
+    assert inside["WANDB_API_KEY"] == "sesame" and inside["MINE"] == MINE and inside["HOME"] == "/tmp/home"
+    assert inside["PYTHONPATH"] == str(run.folder / "code"), "no shell has read it"
+    assert "/var/lib" not in inside["APPTAINER_BIND"].split(",")
     assert inside["PYTHONNOUSERSITE"] == "1" and inside["HF_HUB_OFFLINE"] == "1" and inside["TMPDIR"] == "/tmp"
     assert inside["SLURM_ARRAY_TASK_ID"] == "0" and inside["SLURM_PROCID"] == "0"
     allowed = ("SLURM", "BRIDGE_", "SUBMITIT_", "APPTAINER_", "SINGULARITY_", "PMI", "HF_", "VLLM_", "WANDB_", "TORCH")
@@ -193,7 +200,7 @@ def test_a_preempted_stage_is_requeued_by_the_host_and_ends_bit_for_bit_the_same
         "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "XDG_CACHE_HOME", "CUDA_HOME", "CUDA_CACHE_PATH", "MPLCONFIGDIR",
         "NUMBA_CACHE_DIR",
         "OUTLINES_CACHE_DIR", "TRITON_CACHE_DIR", "TRANSFORMERS_OFFLINE", "RAY_USAGE_STATS_ENABLED", "LD_LIBRARY_PATH",
-        "PS1", "PROMPT_COMMAND", "SHLVL", "_", "TERM",
+        "PS1", "PROMPT_COMMAND", "SHLVL", "_",
     }, rest  # fmt: skip
     job = person.states(run)["sft/0"]["job"]
     person.cluster.run("scontrol", "requeue", job)  # what a preemption does: TERM, then the queue again

@@ -37,7 +37,8 @@ def run(cluster: Cluster, runs: Path) -> Run:
     """A run in which `cut` was warned on the way, and a worker of `hurt` on the second node was killed."""
     conf = os.environ["SLURM_CONF"]
     (runs / "nodes.yaml").write_text(
-        f"cluster: slurm\nslurm_conf: {conf}\ndefaults: {{cpus: 1, mem: 2G, time: 30m}}\n", encoding="utf-8"
+        f'cluster: slurm\nslurm_conf: {conf}\ndefaults: {{cpus: 1, mem: 2G, time: 30m, scratch: "{runs}"}}\n',
+        encoding="utf-8",
     )
     words = (experiment(runs, **STAGES), "--profile", runs / "nodes.yaml")
     run = Run(Path(bridge_json("launch", *words, runs=runs)["dir"]))
@@ -51,6 +52,7 @@ def run(cluster: Cluster, runs: Path) -> Run:
     wait_for(all_done, "`cut` and `hurt` to save", 240)
     wait_for(lambda: all(ends(run, stage) for stage in STAGES) and ends(run, "cut")[-1] == 0, "the end", 240)
     wait_for(lambda: not cluster.run("squeue", "-h", "-n", f"{run.id}/cut,{run.id}/four"), "the queue to be empty")
+    assert not list(runs.glob("bridge.*")), "each job removes its folder on the nodes"
     return run
 
 

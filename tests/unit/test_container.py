@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import signal
 import stat
@@ -16,13 +17,15 @@ import pytest
 import bridge
 from bridge.config.profile import Allocation, Profile, Runtime
 from bridge.graph import Array
-from bridge.launch.container import KEPT, SET, Image, contained, shell
+from bridge.launch.container import KEPT, RUN, SET, Image, contained, shell
 from bridge.launch.script import sbatch_script
 
 SCRIPTS = Path(bridge.__file__).parent / "launch"
 ARRAY = Array("sft", "sft", (0,), (0,), ())
 SHA = "0123456789abcdef" * 4
-IMAGE = Image("train", "/images/my train.sif", "/images/my train.sif", SHA, ("/data/model a",))
+IMAGE = Image(
+    "train", "/images/my train.sif", "/images/my train.sif", SHA, {"/data/model a": "/data/model a", "/y": "/real y"}
+)
 PYTHON = ["/opt/venv/bin/python", "-u"]
 INSIDE = (
     "/usr/bin/env PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "
@@ -30,30 +33,28 @@ INSIDE = (
     + " /opt/venv/bin/python -u"
 )
 ENTER = f"bash bridge/launch/contain.sh {','.join(KEPT)},HF_HUB_OFFLINE,WANDB_API_KEY"
+MOUNTS = (
+    "--bind=\"$TMPDIR\":/tmp '--bind=/real y:/y:ro' --bind=/hf:/hf '--bind=/data/model a:/data/model a:ro' "
+    '\'--bind=/x/{run}:/y/z:ro\' --bind="$run":"$run"'
+)
 GOLDEN = {
-    "apptainer": (
-        "",
-        f"{ENTER} apptainer exec --cleanenv --no-home --no-mount=tmp,cwd --pwd=\"$run\"/code --bind=\"$TMPDIR\":/tmp "
-        "--bind=\"$run\":\"$run\" '--bind=/data/model a:/data/model a:ro' --bind=/hf:/hf --bind=/x:/y:ro --nv "
-        f'"$image" {INSIDE}',
-    ),
-    "singularity": (
-        "",
-        f"{ENTER} singularity exec --cleanenv --no-home --no-mount=tmp,cwd --pwd=\"$run\"/code "
-        "--bind=\"$TMPDIR\":/tmp --bind=\"$run\":\"$run\" "
-        "'--bind=/data/model a:/data/model a:ro' --bind=/hf:/hf --bind=/x:/y:ro --nv "
-        f'"$image" {INSIDE}',
-    ),
+    **{
+        runtime: (
+            "",
+            f"{ENTER} {runtime} exec --cleanenv --no-eval --no-home --no-mount=tmp,cwd --pwd=\"$run\"/code "
+            f'{MOUNTS} --nv "$image" {INSIDE}',
+        )
+        for runtime in ("apptainer", "singularity")
+    },
     "charliecloud": (
         "",
-        f"{ENTER} ch-run --write-fake --cd=\"$run\"/code --bind=\"$TMPDIR\":/tmp --bind=\"$run\":\"$run\" "
-        "'--bind=/data/model a:/data/model a' --bind=/hf:/hf --bind=/x:/y "
-        f'"$image" -- {INSIDE}',
+        f"{ENTER} ch-run --write-fake --cd=\"$run\"/code {MOUNTS.replace(':ro', '')} \"$image\" -- {INSIDE}",
     ),
     "pyxis": (
-        "--container-image=\"$image\" --container-mounts=\"$TMPDIR\":/tmp,\"$run\":\"$run\"',/data/model a:/data/model "
-        "a:ro,/hf:/hf,/x:/y:ro' --container-workdir=\"$run\"/code --no-container-mount-home --no-container-remap-root "
-        "--no-container-entrypoint",
+        "--container-image=\"$image\" --container-mounts=\"$TMPDIR\"':/tmp,/real y:/y:ro,/hf:/hf,"
+        "/data/model a:/data/model a:ro,/x/{run}:/y/z:ro,'\"$run\":\"$run\" "
+        "--container-workdir=\"$run\"/code --no-container-mount-home "
+        "--no-container-remap-root --no-container-entrypoint",
         f"{ENTER} {INSIDE}",
     ),
 }  # fmt: skip
@@ -61,8 +62,14 @@ GOLDEN = {
 
 @pytest.mark.parametrize("runtime", GOLDEN)
 def test_golden(runtime: Runtime) -> None:
-    made = contained(runtime, IMAGE, ["/hf", "/x:/y:ro"], ["HF_HUB_OFFLINE", "WANDB_API_KEY"], 2, PYTHON)
+    made = contained(runtime, IMAGE, ["/hf", "/x/{run}:/y/z:ro"], ["HF_HUB_OFFLINE", "WANDB_API_KEY"], 2, PYTHON)
     assert (shell(made.srun), shell(made.command)) == GOLDEN[runtime]
+
+
+def test_places_inside_are_not_those_of_the_host() -> None:
+    words = contained("apptainer", IMAGE, [], ["HOME", "TMPDIR", "HF_HUB_OFFLINE"], 0, PYTHON).command
+    assert {"HOME=/tmp/home", "TMPDIR=/tmp"} <= set(words) and "HF_HUB_OFFLINE=1" not in words
+    assert not {"HOME", "TMPDIR"} & set(words[2].split(","))
 
 
 def test_no_gpu_no_nv() -> None:
@@ -70,10 +77,10 @@ def test_no_gpu_no_nv() -> None:
 
 
 def test_words_reach_the_program_whatever_is_in_them() -> None:
-    evil = ["a b", "'; echo evil; '", "$(echo evil)", "{run}/x y", "ü\n%j"]
+    evil = ["a b", "'; echo evil; '", "$(echo evil)", f"{RUN}/x y", "{run} {tmp}", "ü\n%j"]
     line = f"run=\"/r u'n\"; printf '%s\\0' {shell(evil)}"
     shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout.split("\0")
-    assert shown[:-1] == ["a b", "'; echo evil; '", "$(echo evil)", "/r u'n/x y", "ü\n%j"]
+    assert shown[:-1] == ["a b", "'; echo evil; '", "$(echo evil)", "/r u'n/x y", "{run} {tmp}", "ü\n%j"]
 
 
 # ---- the script
@@ -104,7 +111,10 @@ def test_a_staged_image_is_the_one_that_is_used() -> None:
 def test_on_several_nodes_each_gets_the_folder_and_the_check() -> None:
     text = script(need=Allocation(runtime="apptainer", nodes=2))
     lines = [line for line in text.splitlines() if "check_image" in line or "TMPDIR/home" in line or "rm -rf" in line]
-    assert len(lines) == 3 and all("srun --ntasks-per-node=1 " in line for line in lines)
+    assert len(lines) == 4 and all("srun --export=ALL --ntasks-per-node=1 " in line for line in lines)
+    steps = re.findall(r"^.*\bsrun .*$", text, re.MULTILINE)
+    assert len(steps) == 6 and all("srun --export=ALL " in step for step in steps), "else a step has no PATH"
+    assert text.index("trap - EXIT") < text.index("scontrol requeue"), "once it is requeued the job has no nodes"
 
 
 def test_names_of_secrets_are_known_but_no_value(tmp_path: Path) -> None:
@@ -121,10 +131,10 @@ def test_names_of_secrets_are_known_but_no_value(tmp_path: Path) -> None:
 
 
 def enter(names: str, *words: str, program: Path | None = None, **env: str) -> dict[str, str]:
-    path = f"{program.parent}:" if program else ""
+    path, scratch = (f"{program.parent}:", str(program.parent)) if program else ("", "/tmp")
     done = subprocess.run(
         ["bash", SCRIPTS / "contain.sh", names, *words],
-        env={"PATH": f"{path}/usr/bin:/bin", **env}, capture_output=True, text=True, check=True,
+        env={"PATH": f"{path}/usr/bin:/bin", "TMPDIR": scratch, **env}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return dict(item.split("=", 1) for item in done.stdout.split("\0") if "=" in item)
 
@@ -132,19 +142,23 @@ def enter(names: str, *words: str, program: Path | None = None, **env: str) -> d
 def test_only_what_is_named_gets_in() -> None:
     found = enter(
         "A,SECRET", "env", "-0", A="1", AA="2", SLURM_JOB_ID="7", SLURMX="3", BRIDGE_CPUS="2", HOME="/root",
-        BRIDGE_SECRETS="B", B="two\nlines", SECRET="s", C="x", APPTAINER_BIND="/",
+        BRIDGE_SECRETS="B", **{"BASH_FUNC_ml%%": "() { :; }"}, B="two\nlines", SECRET="s", C="x", APPTAINER_BIND="/",
     )  # fmt: skip
     assert {name: found[name] for name in ("A", "B", "SECRET", "SLURM_JOB_ID", "BRIDGE_CPUS")} == {
         "A": "1", "B": "two\nlines", "SECRET": "s", "SLURM_JOB_ID": "7", "BRIDGE_CPUS": "2",
     }  # fmt: skip
-    assert not {"AA", "SLURMX", "HOME", "C", "APPTAINER_BIND", "PATH"} & set(found)
+    assert not {"AA", "SLURMX", "HOME", "C", "APPTAINER_BIND", "PATH", "BASH_FUNC_ml%%"} & set(found)
 
 
 def test_apptainer_gets_them_by_its_own_name_and_no_bind_of_the_site(tmp_path: Path) -> None:
     program = tmp_path / "apptainer"
     program.write_text('#!/bin/sh\nexec env -0 "$@"\n', encoding="utf-8")
     program.chmod(0o755)
-    found = enter("A", "apptainer", program=program, A="1 2", HOME="/h", SLURM_PROCID="0", APPTAINER_BINDPATH="/etc")
+    found = enter(
+        "A,NO_PROXY", "apptainer", program=program, A="1 2", HOME="/h", SLURM_PROCID="0", APPTAINER_BINDPATH="/etc",
+        https_proxy="http://me:sesame@host", ALL_PROXY="x", NO_PROXY="y", TERM="z",
+    )  # fmt: skip
+    assert found["APPTAINERENV_NO_PROXY"] == "y" and not {"https_proxy", "ALL_PROXY", "TERM"} & set(found)
     assert found["APPTAINERENV_A"] == "1 2" and found["APPTAINERENV_SLURM_PROCID"] == "0"
     assert "APPTAINERENV_HOME" not in found and "APPTAINER_BINDPATH" not in found and found["HOME"] == "/h"
 
@@ -224,8 +238,47 @@ def test_the_copy_is_made_once_and_checked(sif: tuple[Path, str], tmp_path: Path
     assert [process.wait() for process in running] == [0] * 4
     copy = seen / digest
     assert copy.read_bytes() == path.read_bytes()
+    before = copy.stat().st_ino
+    assert check(path, digest, seen, copy).returncode == 0 and copy.stat().st_ino == before
+
+
+def test_a_wrong_copy_is_made_again(sif: tuple[Path, str], tmp_path: Path) -> None:
+    path, digest = sif
+    seen, copy = tmp_path / "seen", tmp_path / "seen" / digest
+    good = path.read_bytes()
+    path.write_bytes(b"another one")
+    done = check(path, digest, seen, copy)
+    assert done.returncode == 1 and "is another image than at the launch" in done.stderr
+    assert not copy.exists(), "no copy of another image stays in the way"
+    path.write_bytes(good)
+    assert check(path, digest, seen, copy).returncode == 0 and copy.read_bytes() == good
+    time.sleep(0.02)
     flip(copy)
-    assert check(path, digest, seen, copy).returncode == 1
+    assert check(path, digest, seen, copy).returncode == 0 and copy.read_bytes() == good
+
+
+def test_a_copy_that_finds_no_room_leaves_nothing(sif: tuple[Path, str], tmp_path: Path) -> None:
+    path, digest = sif
+    copy = tmp_path / "seen" / digest
+    words = [
+        "bash",
+        "-c",
+        'ulimit -f 1; exec bash "$@"',
+        "",
+        SCRIPTS / "check_image.sh",
+        path,
+        digest,
+        copy.parent,
+        copy,
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, preexec_fn=ignore_file_limit)
+    assert done.returncode == 1 and "cannot be copied" in done.stderr, done.stderr
+    assert [p.name for p in copy.parent.iterdir()] == [f"{digest}.lock"]
+
+
+def ignore_file_limit() -> None:
+    """A file that grows too large is an error of the write, as on a full disk, and no signal."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def test_a_missing_image_and_a_foreign_folder_are_named(sif: tuple[Path, str], tmp_path: Path) -> None:

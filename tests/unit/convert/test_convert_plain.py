@@ -147,14 +147,14 @@ def test_averaged_weights_serve_only_alone(tmp_path: Path) -> None:
         ([torch.ones(1)], "a list"),
         (torch.ones(1), "but a tensor"),
         ({"model": {"w": torch.ones(1)}, "actor": {"w": torch.ones(1)}}, r"several sets of weights \(model, actor\)"),
-        ({"module": {"w": torch.ones(1)}, "param_shapes": []}, "DeepSpeed"),
+        ({"module": {"w": torch.ones(0)}, "param_shapes": [{"w": torch.Size([2])}]}, "ZeRO-3 .* placeholders"),
         ({"w": torch.ones(1, dtype=torch.complex128)}, "complex128"),
         ({"w": torch.ones(1, dtype=torch.complex64).conj()}, "conjugated"),
         ({"w": torch.eye(3).to_sparse(), "v": torch.ones(1)}, "sparse"),
         ({"w": torch.ones(3, device="meta"), "v": torch.ones(1)}, "meta"),
         ({"__metadata__": torch.ones(1)}, "cannot be written"),
         ({"bad \ud800 name": torch.ones(1)}, "cannot be written"),
-        ({"layer.lora_A.default.weight": torch.ones(1)}, "LoRA"),
+        ({"layer.lora_A.default.weight": torch.ones(1)}, "lora_alpha"),
         ({"model._flat_param": torch.ones(1)}, "flattened FSDP"),
         ({"module.w": torch.ones(1), "module._orig_mod.w": torch.ones(1)}, "have the same name"),
     ],
@@ -169,7 +169,15 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: Any, message: str)
 
 @pytest.mark.parametrize(
     "prefix",
-    ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.module.", "_forward_module.policy.", "actor."],
+    [
+        "module.",
+        "_orig_mod.",
+        "module._orig_mod.",
+        "_orig_mod.module.module.",
+        "_forward_module.policy.",
+        "actor.",
+        "base_model.model.",
+    ],
 )
 def test_prefixes_that_all_names_share_are_taken_off(tmp_path: Path, prefix: str) -> None:
     noisy = {prefix + name: tensor for name, tensor in values().items()}
@@ -335,13 +343,16 @@ def test_a_snapshot_of_the_hub_cache_may_link_to_its_blobs(tmp_path: Path) -> No
         (["a.pt", "b.pt"], r"several checkpoints \(a.pt, b.pt\)"),
         (["pytorch_model.bin", "pytorch_model.bin.index.json"], "several checkpoints"),
         (["optimizer.pt", "rng_state_0.pth", "training_args.bin"], "holds no checkpoint file"),
-        ([".metadata", "__0_0.distcp"], "DCP"),
-        (["model_world_size_2_rank_0.pt"], "FSDP shards in verl"),
-        (["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"], "DeepSpeed ZeRO"),
-        (["adapter_config.json", "adapter_model.bin"], "LoRA"),
-        (["pytorch_model_fsdp_rank0.bin"], "FSDP shards of accelerate"),
+        (["__0_0.distcp"], "lacks .metadata"),
+        (["model_world_size_2_rank_0.pt"], "1 of its 2 files are missing: model_world_size_2_rank_1.pt"),
+        (["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], "lacks the model states of rank 0"),
+        (["mp_rank_01_model_states.pt", "mp_rank_00_model_states.pt"], "tensor parallel"),
+        (["adapter_config.json"], "no adapter_model"),
         (["ckpt_contents.json"], "Megatron"),
-        (["model.safetensors"], "safetensors"),
+        (["iter_0000100", "latest_checkpointed_iteration.txt"], "Megatron"),
+        (["latest_universal"], "universal"),
+        (["model.safetensors"], "no safetensors file"),
+        (["a.safetensors", "model-00001-of-00002.safetensors"], "no index"),
     ],
 )
 def test_folders_of_another_kind_are_named(tmp_path: Path, files: list[str], message: str) -> None:
@@ -356,7 +367,7 @@ def test_folders_of_another_kind_are_named(tmp_path: Path, files: list[str], mes
     [
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        ((40).to_bytes(8, "little") + b'{"a":{}}' + b" " * 32, "safetensors"),
+        ((40).to_bytes(8, "little") + b'{"a":{}}' + b" " * 32, "'a' is not described as safetensors does it"),
         (pickle.dumps({}), "bare pickle"),
         (bytes(257) + b"ustar" + bytes(250), "tar file"),
         (b"hello", "unknown kind"),

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.convert import source
-from bridge.convert.source import SourceFile, StridedTensor
+from bridge.convert.source import SourceFile, StridedTensor, blocks
 from bridge.errors import UserError
 
 FILE = torch.randint(0, 2**15, (4096,), dtype=torch.int16, generator=torch.Generator().manual_seed(1))
@@ -45,7 +45,7 @@ def test_blocks_are_the_elements_in_row_major_order(
         patch.setattr(source, "BLOCK", 2 * block)
         patch.setattr(source, "_SPAN", span)
         patch.setattr(source, "_SHORT", short)
-        got = [bytes(part) for part in StridedTensor(file, 4 + 2 * offset, "int16", shape, stride).blocks()]
+        got = [bytes(part) for part in blocks(StridedTensor(file, 4 + 2 * offset, "int16", shape, stride))]
     assert b"".join(got) == torch.as_strided(FILE, shape, stride, offset).contiguous().numpy().tobytes()
     assert all(len(part) <= 2 * block for part in got)
 
@@ -55,7 +55,7 @@ def test_a_contiguous_tensor_is_read_in_whole_blocks(file: SourceFile, monkeypat
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, to, at: reads.append(at) or preadv(fd, to, at))
     monkeypatch.setattr(source, "BLOCK", 2048)
-    list(StridedTensor(file, 4, "int16", (16, 1, 8, 32), (256, 999, 32, 1)).blocks())
+    list(blocks(StridedTensor(file, 4, "int16", (16, 1, 8, 32), (256, 999, 32, 1))))
     assert reads == [4, 4 + 2048, 4 + 4096, 4 + 6144]
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_shrinks_or_changes_is_named(file: SourceFile) -> None:
     file.check_unchanged()
     os.truncate(file.path, 100)
     with pytest.raises(UserError, match="too early"):
-        list(tensor.blocks())
+        list(blocks(tensor))
     with pytest.raises(UserError, match="was changed"):
         file.check_unchanged()
 
