@@ -14,6 +14,8 @@ from bridge.artifacts import flush
 from bridge.config.grading import Grading
 from bridge.errors import UserError
 from bridge.tasks.grading.grade import POLICY, Reason, grade
+from bridge.tasks.igsm.solver import UnsolvableError
+from bridge.tasks.igsm.steps import check_solution
 
 
 class Summary(NamedTuple):
@@ -29,8 +31,9 @@ def grade_rows(
 
     A row is an object with `response` (text), `gold` (text or number), `kind` (text) and optionally `truncated`
     (true or false) and `options` (a list of texts, in the order of their letters). It keeps all its fields and gets
-    `answer`, `correct` and `reason`. Rows end at "\n" only, and blank ones are skipped. Memory does not grow with the
-    file. `out_path` may be `in_path`.
+    `answer`, `correct` and `reason`. One of kind `number:igsm` with the text of its `problem` also gets `steps` (right
+    ones before the first wrong one), `fault` and `why`. Rows end at "\n" only, and blank ones are skipped. Memory does
+    not grow with the file. `out_path` may be `in_path`.
 
     Args:
         progress: called with the number of bytes read since the last call.
@@ -97,4 +100,16 @@ def _graded(line: bytes, place: str, policy: Grading) -> dict[str, Any]:
         )
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
-    return {**row, "answer": verdict.answer, "correct": verdict.correct, "reason": verdict.reason}
+    steps = _steps(row, place) if row["kind"] == "number:igsm" and "problem" in row else {}
+    return {**row, "answer": verdict.answer, "correct": verdict.correct, "reason": verdict.reason, **steps}
+
+
+def _steps(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """How far the steps of an iGSM solution are right."""
+    if not isinstance(row["problem"], str):
+        raise UserError(f"{place}: field 'problem' must be text, not {json.dumps(row['problem'])[:60]}")
+    try:
+        checked = check_solution(row["problem"], row["response"])
+    except UnsolvableError as error:
+        raise UserError(f"{place}: field 'problem' is no iGSM problem that can be solved: {error}") from error
+    return {"steps": checked.steps, "fault": checked.fault, "why": checked.why}

@@ -36,18 +36,20 @@ def draw_structure(settings: IgsmSettings, draw: Draw) -> Structure:
             break
     layer = [index for index, width in enumerate(widths) for _ in range(width)]
     holds: list[list[int]] = [[] for _ in layer]
-    spare: list[tuple[int, int]] = []
+    spare: list[int] = []  # instances that do not exist yet
     start = 0
     for upper, lower in pairwise(widths):
         below = start + upper
         for item in range(start, below):
             first = between(draw, below, below + lower - 1)
             holds[item].append(first)
-            spare += [(item, other) for other in range(below, below + lower) if other != first]
+            row = 64 * item
+            spare += range(row + below, row + first)
+            spare += range(row + first + 1, row + below + lower)
         start = below
     for _ in range(between(draw, 0, min(len(spare), settings.max_instances - least))):
-        item, other = take(draw, spare)
-        holds[item].append(other)
+        instance = take(draw, spare)
+        holds[instance // 64].append(instance % 64)
     return Structure(layer, len(widths), holds)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,6 +16,8 @@ from solution_verifier import evaluate
 from bridge.behaviors import writer
 from bridge.config.stages import Behavior
 from bridge.config.tasks import IgsmSettings
+from bridge.errors import UserError
+from bridge.tasks.grading import grade_rows
 from bridge.tasks.igsm.solver import Reader, UnsolvableError
 from bridge.tasks.igsm.steps import Fault, check_solution
 from bridge.tasks.igsm.task import Igsm
@@ -221,6 +225,25 @@ def test_whatever_a_model_writes_gets_a_verdict(data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(pieces) | st.text(max_size=5), max_size=40)))
     found = check_solution(TEXT, text)
     assert found.fault is not None or "q = " in text
+
+
+def test_graded_rows_say_the_first_wrong_step(tmp_path: Path) -> None:
+    wrong = RIGHT.replace("2 + 3 = 5.", "2 + 3 = 6.")
+    rows = [{"problem": TEXT, "response": text, "gold": 16, "kind": "number:igsm"} for text in (RIGHT, wrong)]
+    rows += [{**rows[0], "kind": "number"}, {"response": RIGHT, "gold": 16, "kind": "number:igsm"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    grade_rows(file, file)
+    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [row["correct"] for row in found] == [True] * 4  # the wrong step does not change the answer
+    assert [(row.get("steps"), row.get("fault")) for row in found] == [(7, None), (3, "arithmetic")] + [
+        (None, None)
+    ] * 2
+    assert found[1]["why"] == "6 is not 5"
+    for problem, said in ((7, "must be text"), ("What is it?", "no iGSM problem")):
+        file.write_text(json.dumps({**rows[0], "problem": problem}), encoding="utf-8")
+        with pytest.raises(UserError, match=f"line 1: field 'problem' .*{said}"):
+            grade_rows(file, tmp_path / "out.jsonl")
 
 
 def test_a_problem_that_has_no_answer_is_no_solution_s_fault() -> None:
