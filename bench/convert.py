@@ -401,10 +401,10 @@ def main() -> None:
         elements = sum(_count(shape) for shape in shapes(int(args.size * 10**6)).values())
         size = {"float32": elements * 4, "bfloat16": elements * 2}
         load = os.getloadavg()[0]
-        results = {
-            job.name: race(job, folder, args.rounds, args.cold, true[job.dtype], size[job.dtype])
-            for job in jobs(folder, size, args.peers, args.only)
-        }
+        results = {}
+        for job in jobs(folder, size, args.peers, args.only):
+            results[job.name] = race(job, folder, args.rounds, args.cold, true[job.dtype], size[job.dtype])
+            print(job.name, json.dumps(results[job.name]), file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     facts = {"bf16_mb": round(elements * 2 / 1e6, 3), "rounds": args.rounds, "cold": args.cold, "load": load}
