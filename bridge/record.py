@@ -68,13 +68,6 @@ def external_digest(text: str, wanted: str, where: str) -> Json:
     raise UserError(f"{where}: {text}: there is no such file or folder ({path})")
 
 
-<<<<<<< HEAD
-def places(path: Path) -> list[str]:
-    """What must be seen inside an image, so that an input can be read: itself, and folders that links in it lead to."""
-    files = [path, *path.rglob("*")] if path.is_dir() else [path]
-    targets = {file.resolve().parent for file in files if file.is_symlink() and file.exists()}
-    return [str(path), *sorted(str(folder) for folder in targets if not folder.is_relative_to(path))]
-=======
 def places(path: Path) -> dict[str, str]:
     """What must be seen inside an image, so that an input can be read: the path inside → the one outside.
 
@@ -98,7 +91,6 @@ def places(path: Path) -> dict[str, str]:
     if path.is_dir():
         follow(path, path)
     return found
->>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
 
 
 def _folder_digest(path: Path, wanted: str, where: str) -> str:

@@ -211,6 +211,8 @@ class OptimizerSettings(StageSettings):
     """Sequences in one forward pass. Changes memory and speed, not the result."""
     save_every: Annotated[int, Field(ge=0)] = 50
     """Steps between training checkpoints for resuming; 0 keeps only the last one."""
+    keep_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between models kept in `steps/` of the artifact, made while the training goes on; 0 keeps none."""
     log_every: Positive = 10
     """Steps between lines of metrics.jsonl and of the log."""
     samples_every: Annotated[int, Field(ge=0)] = 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import hashlib
-=======
 import dataclasses
->>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,24 +15,15 @@ from bridge.config.experiment import Point, parse_overrides, points, with_overri
 from bridge.config.images import Image, read_images
 from bridge.config.problems import named, refuse, sentences
 from bridge.config.profile import Allocation, Profile, Runtime, allocation, processes
-<<<<<<< HEAD
-from bridge.config.stages import STAGE_KINDS, DataSettings, RlSettings, SftSettings, seconds
+from bridge.config.stages import STAGE_KINDS, DataSettings, Resources, RlSettings, SftSettings, seconds
 from bridge.config.tasks import FileTask, OwnTask, TaskSettings
-=======
-from bridge.config.stages import STAGE_KINDS, Resources, SftSettings, seconds
->>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
 from bridge.config.words import nearest
 from bridge.config.yaml import read_mapping
 from bridge.errors import UserError
 from bridge.graph import External, Graph, build
 from bridge.launch.container import Image as ImageHere
-<<<<<<< HEAD
-from bridge.launch.runtime import as_recorded, image_of, runtimes
-from bridge.record import Request, code_digest, create, external_digests, places
-=======
 from bridge.launch.runtime import as_recorded, binds_of, image_of, require_fit, runtimes
-from bridge.record import Request, code_digest, create, external_digests
->>>>>>> a340e27cc8a576630589377f9a858a6ca27f96e8
+from bridge.record import Request, code_digest, create, external_digests, places
 from bridge.runs import RECORD, Json, Run
 from bridge.tasks import own, resolve_task
 

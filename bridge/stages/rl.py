@@ -16,6 +16,7 @@ from bridge.errors import WorkFailedError
 from bridge.rollout.engine import Completion, Engine, Sampling, sample_seed
 from bridge.rollout.hf import TransformersEngine
 from bridge.stages.job import Job, StopEarlyError
+from bridge.stages.steps import kept_steps
 from bridge.tasks.grading import Grade, Response, format_reward, grade_all
 from bridge.train.advantages import group_advantages, mixed_groups
 from bridge.train.batches import Row, aligned, batch_logprobs, collate, micro_batches
@@ -89,11 +90,18 @@ def run(job: Job) -> dict[str, Any]:
     engine = TransformersEngine(model, chat.stop_ids, chat.vocabulary, settings.rollout_batch)
     policy = Policy(model, load_model(source, device) if settings.kl else None, chat.vocabulary, settings)
 
-    with open_journal(settings, job.label, job.out, job.scratch) as journal:
+    saved = job.scratch / "checkpoints"
+    with (
+        open_journal(settings, job.label, job.out, job.scratch) as journal,
+        kept_steps(saved, job.out / "steps", settings.keep_every) as kept,
+    ):
         training = Training(
-            model, settings, settings.steps, journal, job.scratch / "checkpoints", updates=settings.minibatches
+            model, settings, settings.steps, journal, saved, updates=settings.minibatches, wanted=kept.wanted
         )
         training.resume()
+        saved.mkdir(exist_ok=True)
+        copy_configuration(source, saved, chat.stop_ids)  # of the models of single steps
+        kept.start(training.step)
         for step in training.steps(lambda: job.stop.requested, job.label):
             started = time.monotonic()
             batch = chosen(states, settings.starts, step, settings.steps, settings.prompts, settings.seed)
@@ -126,9 +134,16 @@ def run(job: Job) -> dict[str, Any]:
         if training.step < settings.steps:
             raise StopEarlyError(f"{job.label}: stopped after step {training.step} of {settings.steps}; saved")
         training.finish(job.out / "checkpoint.pt")
+        models = kept.finish()
         last = journal.last()
     copy_configuration(source, job.out, chat.stop_ids)
-    return {"steps": settings.steps, "prompts": len(states), "reward": last["reward"], "correct": last["correct"]}
+    return {
+        "steps": settings.steps,
+        "models": models,
+        "prompts": len(states),
+        "reward": last["reward"],
+        "correct": last["correct"],
+    }
 
 
 def rollout(

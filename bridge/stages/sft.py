@@ -15,6 +15,7 @@ from bridge.errors import UserError
 from bridge.rollout.engine import Sampling
 from bridge.rollout.hf import TransformersEngine
 from bridge.stages.job import Job, StopEarlyError
+from bridge.stages.steps import kept_steps
 from bridge.tasks.grading import grade
 from bridge.train.batches import Row, batch_logprobs, collate, micro_batches, stream
 from bridge.train.chat import Chat
@@ -23,7 +24,7 @@ from bridge.train.journal import open_journal
 from bridge.train.loop import Training
 from bridge.train.losses import sft_loss
 from bridge.train.model import copy_configuration, load_model, load_tokenizer, model_folder, positions, setup, stop_ids
-from bridge.train.parallel import Group
+from bridge.train.parallel import Group, together
 
 TABLE_ROWS = 4  # completions in a sample table
 
@@ -55,10 +56,17 @@ def run(job: Job) -> dict[str, Any]:
 
     rows = encoded.rows
     total = settings.steps or math.ceil(len(rows) * (settings.epochs or 1) / settings.batch)
-    with open_journal(settings, job.label, job.out, job.scratch) as journal:
-        training = Training(model, settings, total, journal, job.scratch / "checkpoints")
-        group = training.group
+    saved, group = job.scratch / "checkpoints", together()
+    with (
+        open_journal(settings, job.label, job.out, job.scratch) as journal,
+        kept_steps(saved, job.out / "steps", settings.keep_every if group.leads else 0) as kept,
+    ):
+        training = Training(model, settings, total, journal, saved, wanted=kept.wanted)
         training.resume()
+        if group.leads:
+            saved.mkdir(exist_ok=True)
+            copy_configuration(source, saved, chat.stop_ids)  # of the models of single steps
+        kept.start(training.step)
         model.train()
         for step in training.steps(lambda: job.stop.requested, job.label):
             start = step * settings.batch
@@ -79,10 +87,12 @@ def run(job: Job) -> dict[str, Any]:
         if training.step < total:
             raise StopEarlyError(f"{job.label}: stopped after step {training.step} of {total}; saved")
         training.finish(job.out / "checkpoint.pt")
+        models = group.lead(kept.finish)
         last = group.lead(journal.last)
     group.lead(lambda: copy_configuration(source, job.out, chat.stop_ids))
     return {
         "steps": total,
+        "models": models,
         "rows": len(rows),
         "rows_cut": encoded.cut,
         "rows_dropped": encoded.dropped,

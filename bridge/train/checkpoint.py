@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     flush(path.parent)
 
 
-def save_step(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write `step-N.pt` into `folder` and delete all but the newest files."""
+def save_step(
+    folder: Path, step: int, state: dict[str, Any], wanted: Callable[[Path], bool] = lambda path: False
+) -> None:
+    """Write `step-N.pt` into `folder` and delete all but the newest files and those that are still `wanted`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(step_file(folder, step), state)
     for old in _newest_first(folder)[KEEP:]:
-        old.unlink()
+        if not wanted(old):
+            old.unlink()
 
 
 def step_file(folder: Path, step: int) -> Path:

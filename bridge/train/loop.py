@@ -35,7 +35,8 @@ class Training:
         if training.step < training.total: ...  # stopped early, saved
 
     A step is what the stage calls a step; it may hold several optimizer updates (`updates` of them). Where several
-    processes train together, each calls the same methods, and rank 0 alone writes.
+    processes train together, each calls the same methods, and rank 0 alone writes. A checkpoint that is `wanted` is
+    not deleted when newer ones come.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class Training:
         journal: Journal,
         folder: Path,
         updates: int = 1,
+        wanted: Callable[[Path], bool] = lambda path: False,
     ) -> None:
         self.model, self.settings, self.total = model, settings, total
         self.journal, self.folder = journal, folder
         self.group = together()
         self.step = 0
         """Steps that are done."""
-        self._updates, self._in_step = updates, 0
+        self._updates, self._in_step, self._wanted = updates, 0, wanted
         self._window: dict[str, list[float]] = {}
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
@@ -122,14 +124,16 @@ class Training:
                 meter.advance(1, **{name: self._window[name][-1] for name in SHOWN if name in self._window})
                 if self.step % self.settings.log_every == 0 or self.step == self.total:
                     self._write_line()
-                if self.settings.save_every and self.step % self.settings.save_every == 0:
+                if any(
+                    every and self.step % every == 0 for every in (self.settings.save_every, self.settings.keep_every)
+                ):
                     self._save()
                     saved = self.step
 
     def _save(self) -> None:
         state = self.state()
         if self.group.leads:
-            checkpoint.save_step(self.folder, self.step, state)
+            checkpoint.save_step(self.folder, self.step, state, self._wanted)
 
     def update(self, losses: Iterable[Tensor]) -> tuple[float, float]:
         """One optimizer update from the losses of its micro-batches, whose sum is the loss of the update.

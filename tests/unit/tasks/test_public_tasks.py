@@ -537,5 +537,5 @@ def test_an_image_is_given_the_blobs_that_the_hubs_cache_links_to(tmp_path: Path
     folder.mkdir(parents=True)
     (folder / "test-00000-of-00001.parquet").symlink_to(blob)
     root = tmp_path / "snapshots" / "r"
-    assert places(root) == [str(root), str(tmp_path / "blobs")]
+    assert places(root) == {str(root): str(root), str(tmp_path / "blobs"): str(tmp_path / "blobs")}
     assert len(rows(task("gsm8k", root), "test")) == 1
