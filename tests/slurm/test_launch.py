@@ -187,7 +187,7 @@ def test_a_launch_is_interrupted_while_it_submits(
     process = subprocess.Popen(
         command("launch", write_tiny(tmp_path), "--profile", "devcluster"),
         env={**os.environ, "BRIDGE_RUNS": str(tmp_path / "runs")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        text=True,
     )  # fmt: skip
     wait_for(slow_sbatch.exists, "the second array to be submitted")
     process.send_signal(number)

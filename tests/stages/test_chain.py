@@ -206,7 +206,6 @@ def test_ctrl_c_stops_everything_and_says_so(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     )
     wait_for(lambda: list(tmp_path.glob("tiny-*/stages/sft/.0.work")), "SFT to begin")
     process.send_signal(signal.SIGINT)

@@ -412,7 +412,6 @@ def test_ctrl_c_at_any_moment_of_a_launch_leaves_nothing_running(tmp_path: Path,
     process = subprocess.Popen(
         command("launch", write_tiny(tmp_path), "stages.sft.steps=5000", "--wait"),
         env={**os.environ, "BRIDGE_RUNS": str(tmp_path)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     time.sleep(delay)
     process.send_signal(signal.SIGINT)

@@ -281,7 +281,6 @@ def test_the_question_at_a_terminal(tmp_path: Path, answer: str, code: int, gone
     run = make_run(tmp_path)
     pid, terminal = pty.fork()
     if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test session in the background ignores it, and so would this
         os.execve(sys.executable, command("prune", run.id), {**os.environ, "BRIDGE_RUNS": str(run.folder.parent)})
     shown = b""
     while b"[y/N]" not in shown:

@@ -470,7 +470,7 @@ def test_the_shipped_experiments_are_planned_without_a_model_or_a_network(
     request = prepare(JOBS / name, [f"task.path={tmp_path}"], "example-a100").request
     graph = request.graph
     (outside,) = [value for key, value in request.externals.items() if key.startswith("task gsm8k: ")]
-    assert (outside["path"], outside["binds"]) == (str(tmp_path), [str(tmp_path)])
+    assert (outside["path"], outside["binds"]) == (str(tmp_path), {str(tmp_path): str(tmp_path)})
     assert {stage: len(graph.stage(stage).elements) for stage in stages} == stages
     with pytest.raises(UserError, match=r"task gsm8k: path: \./nowhere/x: there is no such file or folder"):
         prepare(JOBS / name, ["task.path=./nowhere/x"], "example-a100")
