@@ -20,6 +20,7 @@ from bridge.errors import UserError
 SEAL = "SEAL.json"
 PRUNED = "PRUNED.json"
 FORMAT = 1
+_MAX_RECORD = 64 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,28 @@ def publish(folder: Path, target: Path) -> None:
 def read_seal(folder: Path) -> Seal | None:
     """The seal of a folder, or None if it has none that can be read. Files are not looked at."""
     try:
-        value = json.loads((folder / SEAL).read_text(encoding="utf-8"))
-        return Seal(**value) if value["format"] == FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError):
+        value = _read_record(folder / SEAL)
+        found = Seal(**value) if value["format"] == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    return found if found is not None and _is_as_written(found) else None
+
+
+def _read_record(path: Path) -> Any:
+    """The JSON in a record. ValueError for a pipe, which would be waited for, and for what has no end."""
+    if not path.is_file() or path.stat().st_size > _MAX_RECORD:
+        raise ValueError(f"{path}: is no small file")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _is_as_written(found: Seal) -> bool:
+    files = found.files.values() if type(found.files) is dict else [None]
+    texts = (found.kind, found.fingerprint, found.made_by)
+    return (
+        all(type(text) is str for text in texts)
+        and type(found.summary) is dict
+        and all(type(facts) is dict and type(facts.get("size")) is int and "sha256" in facts for facts in files)
+    )
 
 
 def is_sealed(folder: Path, fingerprint: str) -> bool:
@@ -166,8 +185,8 @@ def prune(folder: Path, found: Seal) -> None:
 def pruned(folder: Path, found: Seal) -> frozenset[str]:
     """Files of an artifact that `prune` removed or was about to; whatever else the record lists is not heeded."""
     try:
-        names = frozenset(json.loads((folder / PRUNED).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, TypeError, KeyError):
+        names = frozenset(_read_record(folder / PRUNED)["files"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return frozenset()
     return names & frozenset(prunable(found))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from bridge import __version__
-from bridge.errors import UserError, WorkFailedError
+from bridge.errors import UserError, WorkFailedError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,12 +85,14 @@ def main() -> NoReturn:
 def _fail(error: Exception, code: int, debug: bool) -> NoReturn:
     if debug:
         raise error
-    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.write(f"error: {printable(error)}\n")
     sys.exit(code)
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    text = json.dumps(value, ensure_ascii=False)
+    # A name that is no Unicode gets JSON's escape for it; every other character stays.
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
 
 
 def _say(text: str) -> None:

@@ -9,5 +9,10 @@ class UserError(Exception):
     """
 
 
+def printable(text: object) -> str:
+    """The text with escapes in place of control characters and stray surrogates: a name in a file is its writer's."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in str(text))
+
+
 class WorkFailedError(Exception):
     """The request was fine but the work failed. The command line exits with code 1."""

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,18 @@ from bridge.convert.companions import (
 )
 from bridge.convert.formats import open_source
 from bridge.convert.lora import ADAPTER_CONFIG, PREFIX, has_adapter, is_adapter_name, merge
-from bridge.convert.places import inside, read_blocks
-from bridge.convert.plan import INDEX, OutputFile, Tie, check_dtype, decide_tie, index_json, main_dtype, place, tie_flag
+from bridge.convert.places import inside, lexical, read_blocks
+from bridge.convert.plan import (
+    INDEX,
+    OutputFile,
+    check_dtype,
+    decide_tie,
+    index_json,
+    main_dtype,
+    place,
+    tie_flag,
+    vocabulary,
+)
 from bridge.convert.source import IncompleteError, Source, Tensor, nbytes
 from bridge.convert.writer import same_bytes, write_bytes, write_file, write_json
 from bridge.errors import UserError
@@ -108,14 +119,15 @@ def write_into(
         warnings = [*source.warnings, *_write_weights(folder, files, kept, progress)]
         _check_unchanged(source, model)
         written = main_dtype(kept, dtype)
-        _write_companions(folder, files, companions, written, tie)
+        rows = vocabulary(kept)
+        _write_companions(folder, files, true_config(companions.config, written, tie.flag, rows), companions)
         flush(folder)
         return _report(
             source,
             files,
             written,
             tied=[tie.dropped[0]] if tie.dropped else [],
-            warnings=[*warnings, *_warnings(source, companions, tie)],
+            warnings=[*warnings, *config_warnings(companions.config, tie.flag, rows), *_warnings(source, companions)],
         )
 
 
@@ -172,7 +184,8 @@ def inspect(path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         raise UserError(f"{path}: does not exist; check the path")
     try:
-        source = open_source(path)
+        with _as_user_errors(path):
+            source = open_source(path)
     except IncompleteError as error:
         return {"path": str(path), "missing": str(error)}
     with source:
@@ -212,7 +225,7 @@ def _bytes_by_dtype(tensors: dict[str, Tensor]) -> dict[str, int]:
 def parse_size(text: str) -> int:
     """`5GB` → 5,000,000,000: decimal units as Hugging Face counts them, KB to TB, or plain bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
-    size = float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ") if match else 0
+    size = Decimal(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ") if match else 0
     if size < 1:
         raise UserError(f"size {text!r} is not understood; write it like 5GB or 500MB")
     return int(size)
@@ -247,25 +260,22 @@ def _write_weights(
     ]
 
 
-def _write_companions(
-    folder: Path, files: list[OutputFile], companions: Companions, dtype: str | None, tie: Tie
-) -> None:
+def _write_companions(folder: Path, files: list[OutputFile], config: dict[str, Any], companions: Companions) -> None:
     if len(files) > 1:
         write_json(folder / INDEX, index_json(files))
-    write_json(folder / CONFIG, true_config(companions.config, dtype, tie.flag))
+    write_json(folder / CONFIG, config)
     for name, path in companions.files.items():
         if name != CONFIG:
             write_bytes(folder / name, read_blocks(path))
 
 
-def _warnings(source: Source, companions: Companions, tie: Tie) -> list[str]:
-    warnings = config_warnings(companions.config, tie.flag)
-    home = source.folder.absolute()
+def _warnings(source: Source, companions: Companions) -> list[str]:
+    home = lexical(source.folder)
     elsewhere: dict[Path, list[str]] = {}
     for name, path in companions.files.items():
         if path.parent not in (home, home / "huggingface"):
             elsewhere.setdefault(path.parent, []).append(name)
-    warnings += [f"{', '.join(names)} taken from {place}" for place, names in elsewhere.items()]
+    warnings = [f"{', '.join(names)} taken from {place}" for place, names in elsewhere.items()]
     if not any("token" in name or name.endswith(".model") for name in companions.files):
         warnings.append("no tokenizer files were found; name a model folder that has them as the base (--base)")
     return warnings

@@ -7,7 +7,7 @@ apart from all others. The layout is the ZIP file format (APPNOTE 6.3.10, sectio
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridge.convert.source import IncompleteError, SourceFile
 from bridge.errors import UserError
@@ -19,6 +19,8 @@ _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
+_DESCRIBED = 8  # flag: sizes and checksum follow the data
+_DESCRIPTORS = (16, 24)  # bytes, with sizes of 32 or 64 bits
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 
@@ -28,6 +30,8 @@ class Record:
 
     offset: int
     size: int
+    crc: int = field(default=0, compare=False)
+    """CRC-32 of its bytes as the archive tells it; 0 if it was not computed."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class _Entry:
     packed: int
     size: int
     header: int
+    crc: int
 
 
 def read_archive(file: SourceFile) -> dict[str, Record]:
@@ -52,7 +57,7 @@ def read_archive(file: SourceFile) -> dict[str, Record]:
         if entry.name in records:
             raise UserError(f"{file.path}: holds two records named {entry.name!r}; save the checkpoint again")
         records[entry.name] = _locate(file, entry, start)
-    _refuse_overlaps(file, records)
+    _refuse_gaps(file, entries, records, start)
     return _without_top_folder(file, records)
 
 
@@ -92,7 +97,7 @@ def _read_directory(file: SourceFile, start: int, size: int, count: int) -> list
     for _ in range(count):
         if at + _ENTRY.size > size:
             raise _damaged(file, "its directory is too short")
-        magic, _, _, flags, method, _, _, _, packed, full, name, extra, comment, _, _, _, header = _ENTRY.unpack_from(
+        magic, _, _, flags, method, _, _, crc, packed, full, name, extra, comment, _, _, _, header = _ENTRY.unpack_from(
             raw, at
         )
         stop = at + _ENTRY.size + name
@@ -103,7 +108,7 @@ def _read_directory(file: SourceFile, start: int, size: int, count: int) -> list
             text = raw[at + _ENTRY.size : stop].decode("utf-8")
         except UnicodeDecodeError:
             raise _damaged(file, "a record's name is not UTF-8") from None
-        entries.append(_Entry(text, flags, method, sizes[1], sizes[0], sizes[2]))
+        entries.append(_Entry(text, flags, method, sizes[1], sizes[0], sizes[2], crc))
         at = stop + extra + comment
     return entries
 
@@ -136,15 +141,20 @@ def _locate(file: SourceFile, entry: _Entry, directory: int) -> Record:
         raise _damaged(file, f"record {entry.name!r} lies outside the file or has no header")
     if file.read(entry.header + _LOCAL.size, name) != entry.name.encode("utf-8"):
         raise _damaged(file, f"record {entry.name!r} has another name in its own header")
-    return Record(offset, entry.size)
+    return Record(offset, entry.size, entry.crc)
 
 
-def _refuse_overlaps(file: SourceFile, records: dict[str, Record]) -> None:
-    end = 0
-    for record in sorted(records.values(), key=lambda record: (record.offset, record.size)):
-        if record.offset < end:
+def _refuse_gaps(file: SourceFile, entries: list[_Entry], records: dict[str, Record], directory: int) -> None:
+    """Each record must reach up to the next, or to a data descriptor before that: else a length was changed."""
+    ordered = sorted(entries, key=lambda entry: entry.header)
+    for entry, follower in zip(ordered, [*(entry.header for entry in ordered[1:]), directory], strict=True):
+        end = records[entry.name].offset + records[entry.name].size
+        if end > follower:
             raise _damaged(file, "two records share bytes")
-        end = record.offset + record.size
+        if follower - end not in (_DESCRIPTORS if entry.flags & _DESCRIBED else (0,)):
+            raise _damaged(file, f"record {entry.name!r} does not reach up to the next one")
+        if entry.flags & _DESCRIBED and file.read(end, 4) != b"PK\x07\x08":
+            raise _damaged(file, f"record {entry.name!r} does not end where it says")
 
 
 def _without_top_folder(file: SourceFile, records: dict[str, Record]) -> dict[str, Record]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.convert.places import inside, read_json
+from bridge.convert.places import inside, lexical, read_json
 from bridge.convert.plan import tie_flag
 from bridge.errors import UserError
 
@@ -50,7 +50,7 @@ def find_companions(folder: Path, base: Path | None) -> Companions:
     """
     if base is not None and not base.is_dir():
         raise UserError(f"{base}: the base model is no folder; give a local model folder")
-    home = folder.absolute()
+    home = lexical(folder)
     places = [home, home / "huggingface", *list(home.parents)[:2], *([base] if base else [])]
     files: dict[str, Path] = {}
     for group in _GROUPS:
@@ -64,9 +64,12 @@ def find_companions(folder: Path, base: Path | None) -> Companions:
     return Companions(read_json(files[CONFIG]), files)
 
 
-def true_config(config: Mapping[str, Any], dtype: str | None, tie: bool | None) -> dict[str, Any]:
-    """The config with the dtype of the written floats, and the tie flag where it must change.
+def true_config(
+    config: Mapping[str, Any], dtype: str | None, tie: bool | None, rows: int | None = None
+) -> dict[str, Any]:
+    """The config with the dtype of the written floats, and the tie flag and vocabulary where they must change.
 
+    `rows` are those of the input embedding: a training that added tokens or padded it leaves an older number behind.
     The dtype is written as `torch_dtype` and as `dtype`: transformers 4 and vLLM read the first, transformers 5 writes
     the second. Composite models repeat both facts in `text_config`, where they are changed if they are there.
     """
@@ -81,16 +84,24 @@ def true_config(config: Mapping[str, Any], dtype: str | None, tie: bool | None) 
         changed["tie_word_embeddings"] = tie
         if text is not None and "tie_word_embeddings" in text:
             text["tie_word_embeddings"] = tie
+    for place in (changed, text):
+        if place is not None and rows is not None and type(place.get("vocab_size")) is int:
+            place["vocab_size"] = rows
     return changed if text is None else {**changed, "text_config": text}
 
 
-def config_warnings(config: Mapping[str, Any], tie: bool | None) -> list[str]:
+def config_warnings(config: Mapping[str, Any], tie: bool | None, rows: int | None) -> list[str]:
     """What a loader may stumble over."""
     warnings = []
     if not config.get("architectures"):
         warnings.append("config.json names no architectures; vLLM needs them")
     if tie is False and tie_flag(config) is not False:
         warnings.append("the output layer differs from the input embedding: tie_word_embeddings was set to false")
+    inner = config.get("text_config")
+    for place in (config, inner if isinstance(inner, dict) else {}):
+        told = place.get("vocab_size")
+        if rows is not None and type(told) is int and told != rows:
+            warnings.append(f"the input embedding has {rows:,} rows: vocab_size was set to that from {told:,}")
     return warnings
 
 

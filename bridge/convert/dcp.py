@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bridge.convert.dtypes import SAFETENSORS
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import MAX_BYTES, MAX_RANK, Global, Object, Sharded, TensorRef, read_pickle
 from bridge.convert.places import inside
@@ -90,7 +89,8 @@ def _nested(path: Path, metadata: dict[str, Any]) -> dict[Any, Any]:
     root: dict[Any, Any] = {}
     for name, value in metadata["state_dict_metadata"].items():
         keys = paths.get(name)
-        keys = keys if type(keys) is tuple and 0 < len(keys) <= MAX_RANK else (name,)
+        if type(keys) is not tuple or not 0 < len(keys) <= MAX_RANK or any(type(key) not in (str, int) for key in keys):
+            keys = (name,)
         place = root
         for key in keys[:-1]:
             place = place.setdefault(key, {})
@@ -120,8 +120,6 @@ def _tensor(
     value: Sharded,
     stored: dict[tuple[str, tuple[int, ...]], Place],
 ) -> Tensor:
-    if value.dtype not in SAFETENSORS:
-        raise UserError(f"{source.path}: {name[:120]!a} is of dtype {value.dtype}, which safetensors cannot hold")
     full, boxes = value.state
     pieces = []
     for origin, sizes in boxes:

@@ -18,7 +18,7 @@ from typing import Any
 
 from bridge.convert.dtypes import CASTABLE, ITEMSIZE
 from bridge.convert.names import check_names, clean_names
-from bridge.convert.pickles import TensorRef
+from bridge.convert.pickles import MAX_RANK, TensorRef
 from bridge.convert.places import inside
 from bridge.convert.plain import step_of, tensors_of
 from bridge.convert.source import IncompleteError, Piece, Source, StridedTensor, Tensor, joined
@@ -32,6 +32,8 @@ _SPLIT = re.compile(
     r"layer_\d+.*model_states\.pt|expp_rank_\d+.*|(?:zero_pp_rank_\d+_)?mp_rank_0*[1-9]\d*_model_states\.pt"
 )
 """Parts of pipeline stages, experts and tensor parallel ranks."""
+
+_MOST_RANKS = 1_000_000
 
 _MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 
@@ -68,9 +70,10 @@ def open_deepspeed(folder: Path, wanted: str) -> Source:
         placeholders = any(
             held[name].shape != shape for group in shapes for name, shape in group.items() if name in held
         )
+        world = source.ranks = integer(root, "dp_world_size") or len(optimizers) or 1
+        if not 0 < world <= _MOST_RANKS:
+            raise UserError(f"{first.file.path}: its dp_world_size is {world}; the file is damaged or hostile")
         if placeholders or (_finer(held, wanted) and (optimizers or shapes)):
-            world = integer(root, "dp_world_size") or len(optimizers)
-            source.ranks = world
             source.format = "deepspeed-zero3" if placeholders else "deepspeed-zero-masters"
             _refuse_missing(folder, world, models if placeholders else {}, optimizers)
             masters = [read_torch(source.add(inside(folder, optimizers[rank]))) for rank in range(world)]
@@ -79,11 +82,11 @@ def open_deepspeed(folder: Path, wanted: str) -> Source:
             if placeholders:
                 held |= _frozen(str(folder), [first, *others])
         else:
-            source.format, source.ranks = "deepspeed-module", integer(root, "dp_world_size") or 1
-            missing = [rank for rank in range(source.ranks) if optimizers and rank not in optimizers]
+            source.format = "deepspeed-module"
+            missing = [rank for rank in range(world) if optimizers and rank not in optimizers]
             if missing:
                 source.warnings.append(
-                    f"the optimizer states of ranks {missing} are missing; the 16-bit model is whole without them"
+                    f"the optimizer states of ranks {missing[:20]} are missing; the 16-bit model is whole without them"
                 )
         _share(root, held, first)
         clean = clean_names(held, str(folder))
@@ -126,14 +129,20 @@ def _shapes(root: dict[Any, Any], file: TorchFile) -> list[dict[str, tuple[int, 
     """`param_shapes`: for each group, or each sub-group of stage 3, names and shapes in the order of the flat data."""
     groups = root.get("param_shapes") or []
     groups = groups if type(groups) is list else [groups]
-    for group in groups:
-        good = type(group) is dict and all(
-            type(name) is str and type(shape) is tuple and all(type(n) is int and n >= 0 for n in shape)
-            for name, shape in group.items()
-        )
-        if not good:
-            raise UserError(f"{file.file.path}: its param_shapes are not as DeepSpeed writes them; save it again")
-    return groups
+    return [_named_shapes(group, "param_shapes", file) for group in groups]
+
+
+def _named_shapes(group: Any, field: str, file: TorchFile) -> dict[str, tuple[int, ...]]:
+    good = type(group) is dict and all(
+        type(name) is str
+        and type(shape) is tuple
+        and len(shape) <= MAX_RANK
+        and all(type(n) is int and n >= 0 for n in shape)
+        for name, shape in group.items()
+    )
+    if not good:
+        raise UserError(f"{file.file.path}: its {field} are not as DeepSpeed writes them; save it again")
+    return dict(group)
 
 
 def _from_masters(where: str, shapes: list[dict[str, tuple[int, ...]]], ranks: list[TorchFile]) -> dict[str, Tensor]:
@@ -160,7 +169,8 @@ def _flat_groups(rank: TorchFile, world: int) -> tuple[str, list[StridedTensor]]
     counts = state.get("partition_count")
     counts = counts if type(counts) is list else [counts]
     if any(count not in (world, None) for count in counts):
-        raise UserError(f"{rank.file.path}: says it is one of {counts[0]!r} ranks, but {world} are here")
+        told = next((count for count in counts if type(count) is int and count != world), "an unknown number of")
+        raise UserError(f"{rank.file.path}: says it is one of {told} ranks, but {world} are here")
     parts = []
     for reference in state[key]:
         if not isinstance(reference, TensorRef) or len(reference.shape) != 1 or reference.stride != (1,):
@@ -232,19 +242,19 @@ class _Line:
 
 def _frozen(where: str, ranks: list[TorchFile]) -> dict[str, Tensor]:
     """Frozen parameters of stage 3: a part in each rank's model states, in the parameter's own dtype."""
-    shapes = ranks[0].root.get("frozen_param_shapes") or {}
+    shapes = _named_shapes(ranks[0].root.get("frozen_param_shapes") or {}, "frozen_param_shapes", ranks[0])
     found: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         pieces, at, dtype = [], 0, ""
         for rank in ranks:
             fragments = rank.root.get("frozen_param_fragments") if isinstance(rank.root, dict) else None
             reference = fragments.get(name) if isinstance(fragments, dict) else None
-            if not isinstance(reference, TensorRef) or type(shape) is not tuple or reference.dtype not in CASTABLE:
-                raise UserError(f"{rank.file.path}: lacks its part of the frozen {str(name)[:120]!a}; save it again")
+            if not isinstance(reference, TensorRef) or reference.dtype not in CASTABLE:
+                raise UserError(f"{rank.file.path}: lacks its part of the frozen {name[:120]!a}; save it again")
             part = rank.tensor(name, reference)
             size = min(math.prod(part.shape), math.prod(shape) - at)
             if len(part.shape) != 1 or part.stride != (1,):
-                raise UserError(f"{rank.file.path}: its part of {str(name)[:120]!a} is not flat; save it again")
+                raise UserError(f"{rank.file.path}: its part of {name[:120]!a} is not flat; save it again")
             dtype = part.dtype
             if size:
                 pieces.append(Piece((at,), StridedTensor(part.file, part.start, dtype, (size,), (1,))))
@@ -257,7 +267,7 @@ def _share(root: dict[Any, Any], held: dict[str, Any], file: TorchFile) -> None:
     """Give names that share a parameter the tensor of the one that holds it."""
     shared = root.get("shared_params")
     for alias, holder in (shared if type(shared) is dict else {}).items():
-        if type(alias) is not str or holder not in held:
+        if type(alias) is not str or type(holder) is not str or holder not in held:
             raise UserError(
                 f"{file.file.path}: {str(alias)[:120]!a} shares a parameter that is not there; save it again"
             )

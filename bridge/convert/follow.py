@@ -55,6 +55,10 @@ def follow(folder: Path, out: Path, convert: Callable[[Path, Path], Report], *, 
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name the one in which the training saves its checkpoints")
+    if out.is_dir() and out.samefile(folder):
+        raise UserError(
+            f"{out}: is the folder that is followed, where every step is there already; name another output"
+        )
     try:
         out.mkdir(exist_ok=True)
     except OSError as error:
@@ -75,9 +79,9 @@ def follow(folder: Path, out: Path, convert: Callable[[Path, Path], Report], *, 
                     try:
                         result.converted[name] = convert(folder / name, out / _target(name))
                         result.refused.pop(name, None)
-                    except IncompleteError:
-                        continue  # its writer is slow or dead: a later look decides
                     except UserError as error:
+                        if isinstance(error, IncompleteError) and not over:
+                            continue  # its writer is slow or dead: a later look decides
                         if (folder / name).exists() and not (out / _target(name)).exists():
                             refused[name], result.refused[name] = look[name], str(error)
             left = [name for name in open_steps if name not in result.converted and name not in result.refused]

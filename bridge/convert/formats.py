@@ -8,8 +8,8 @@ from pathlib import Path
 from bridge.convert.dcp import METADATA, open_dcp
 from bridge.convert.deepspeed import LATEST, MODEL, OPTIMIZER, open_deepspeed
 from bridge.convert.lora import ADAPTER_CONFIG
-from bridge.convert.places import inside
-from bridge.convert.plain import open_file, open_index
+from bridge.convert.places import inside, read_small
+from bridge.convert.plain import open_file, open_index, refuse_part
 from bridge.convert.shards import ACCELERATE, NAME, open_shards
 from bridge.convert.source import IncompleteError, Source, SourceFile, nbytes
 from bridge.convert.steps import number, steps
@@ -20,7 +20,7 @@ INDEX = "pytorch_model.bin.index.json"
 
 _EXPLAINED = (
     (
-        r"ckpt_contents\.json|mp_rank_\d+(_\d+)*|iter_\d+|metadata\.json|common\.pt",
+        r"ckpt_contents\.json|mp_rank_\d+(_\d+)*|iter_\d+|common\.pt",
         "a Megatron checkpoint: its names and splits depend on the model, so export it with mbridge or Megatron-Bridge "
         "and convert that",
     ),
@@ -52,6 +52,8 @@ def open_source(path: Path, wanted: str = "auto") -> Source:
     """
     source = _open_folder(path, wanted, _LEVELS) if path.is_dir() else _open_file(path)
     with source.opening():
+        if not source.tensors:
+            raise UserError(f"{path}: holds no tensors; copy it again or take an earlier checkpoint")
         total = sum(nbytes(tensor) for tensor in source.tensors.values())
         held = sum(file.size for file in source.files)
         # A view with stride 0 is larger than its bytes; without a bound a small file could fill a disk.
@@ -121,8 +123,9 @@ def _weights(folder: Path, names: list[str]) -> Source | None:
     if INDEX in names:
         candidates = [name for name in candidates if not re.fullmatch(r"pytorch_model-\d+-of-\d+\.bin", name)]
         if not candidates:
-            return open_index(folder / INDEX)
+            return open_index(inside(folder, INDEX))
         candidates.append(INDEX)
+    refuse_part(folder, candidates)
     if len(candidates) > 1:
         raise UserError(f"{folder}: holds several checkpoints ({', '.join(candidates[:6])}); name one of them")
     return _open_file(inside(folder, candidates[0])) if candidates else None
@@ -157,8 +160,8 @@ def _below(folder: Path, names: list[str], wanted: str, levels: int) -> Source:
 def _tag(folder: Path) -> Path:
     """The folder that DeepSpeed's `latest` names."""
     try:
-        text = (folder / LATEST).read_bytes()[:256].decode("utf-8").strip()
-    except (OSError, ValueError) as error:
+        text = read_small(inside(folder, LATEST), 4096).decode("utf-8").strip()
+    except ValueError as error:
         raise UserError(
             f"{folder / LATEST}: cannot be read as text; write the name of the step's folder into it"
         ) from error

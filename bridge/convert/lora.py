@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge.convert.dtypes import CASTABLE, ITEMSIZE, cast
-from bridge.convert.places import read_json
+from bridge.convert.places import inside, lexical, read_json
 from bridge.convert.plan import output_dtype, tie_flag
 from bridge.convert.source import Elements, Source, Tensor
 from bridge.errors import UserError
@@ -31,6 +31,7 @@ PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(.*)\.(lora_(?:embedding_)?[AB])(?:\.default)?(?:\.weight)?")
 _SAVED = re.compile(r"(.*)\.modules_to_save(?:\.default)?\.(.*)")
 _UNKNOWN = re.compile(r".*\.(lora_magnitude_vector|lora_[AB]\.bias|lora_[AB]\.default\.bias)(\..*)?")
+_LARGEST = float(np.finfo(np.float32).max)
 _PATTERN = re.compile(r"\^?[\w.\-]+\$?")
 
 
@@ -154,7 +155,8 @@ def read_settings(source: Source, where: str) -> Settings:
     """alpha and its company, from `adapter_config.json` or verl's `lora_train_meta.json` beside the weights."""
     folder = source.folder
     names = (ADAPTER_CONFIG, VERL_META)
-    path = next((p / name for p in (folder, folder.absolute().parent) for name in names if (p / name).is_file()), None)
+    places = (folder, lexical(folder).parent)
+    path = next((inside(place, name) for place in places for name in names if (place / name).is_file()), None)
     if path is None:
         raise UserError(
             f"{where}: holds LoRA weights, but no {ADAPTER_CONFIG} or {VERL_META} beside them says what lora_alpha is; "
@@ -164,7 +166,7 @@ def read_settings(source: Source, where: str) -> Settings:
     alpha: Any = config.get("lora_alpha")
     patterns = config.get("alpha_pattern") or {}
     values: list[Any] = [alpha, *patterns.values()] if isinstance(patterns, dict) else [None]
-    if any(type(value) not in (int, float) or not math.isfinite(value) or value <= 0 for value in values):
+    if any(type(value) not in (int, float) or not 0 < value <= _LARGEST for value in values):
         raise UserError(
             f"{path}: lora_alpha is {str(alpha)[:20]}, so the scale is unknown; write the value of training"
         )

@@ -15,6 +15,7 @@ AVERAGES = ("ema", "ema_state_dict", "model_ema", "ema_model")
 """Averaged weights; left alone where the weights themselves are there."""
 
 _LEVELS = 4
+_LONGEST = 1_024  # characters of a name; prefixes are taken off one by one
 
 _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 """Name parts that torch.compile, FSDP, activation checkpointing and Lightning put anywhere in a name."""
@@ -91,8 +92,12 @@ def _is_placeholder(module: Any) -> bool:
 def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
     """Every name -> the name without wrapper prefixes, in the same order.
 
-    UserError if two tensors would get one name.
+    UserError if two tensors would get one name, or if a name is absurdly long.
     """
+    names = list(names)
+    long = next((name for name in names if len(name) > _LONGEST), None)
+    if long is not None:
+        raise UserError(f"{where}: the tensor name {_quoted(long)} … has {len(long):,} characters; refused as hostile")
     clean = {name: ".".join(part for part in name.split(".") if part not in _INSIDE) for name in names}
     while prefix := next((p for p in _LEADING if clean and all(name.startswith(p) for name in clean.values())), None):
         clean = {name: short.removeprefix(prefix) for name, short in clean.items()}

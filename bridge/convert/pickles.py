@@ -273,6 +273,8 @@ class _Machine:
         elif name in _EMPTY:
             self.stack.append(_EMPTY[name]())
         elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            if argument >= MAX_OPCODES:  # pickle counts up from 0; chosen numbers could collide in the memo
+                raise ValueError("a memo entry has too high a number")
             self.memo[argument] = self.stack[-1]
         elif name in ("BINGET", "LONG_BINGET", "GET"):
             self.stack.append(self.memo[argument])
@@ -487,7 +489,7 @@ def _sharded(kind: Any, arguments: tuple[Any, ...], state: Any) -> Sharded:
     """_rebuild_wrapper_subclass(class, dtype, size, stride, offset, layout, device, requires_grad), and its state."""
     _, dtype, shape, *_ = arguments
     names = {**dict.fromkeys(_DTENSOR, "DTensor"), _SHARDED: "ShardedTensor"}
-    if type(shape) is not tuple or len(shape) > MAX_RANK or any(type(size) is not int or size < 0 for size in shape):
+    if type(shape) is not tuple or len(shape) > MAX_RANK or any(type(n) is not int or n < 0 or n >> 63 for n in shape):
         raise ValueError("a sharded tensor's size is no short tuple of numbers")
     return Sharded(names[kind.name], dtype.name.removeprefix("torch."), shape, state)
 
@@ -513,6 +515,8 @@ def _tensor_ref(storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, 
     numbers = (offset, *shape, *stride)
     if type(storage) is not StorageRef or any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError("a tensor is not described as torch does it")
+    if any(size >> 63 for size in shape):
+        raise ValueError("a tensor's size is beyond 63 bits")
     if len(shape) != len(stride):
         raise ValueError("a tensor's size and stride differ in length")
     return TensorRef(storage, dtype, offset, shape, stride, lazy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from bridge.convert.source import SourceFile
 from bridge.errors import UserError
 
 MAX_COMPANION = 512 << 20  # bytes
+MAX_JSON = 32 << 20  # bytes; an index of 100,000 tensors has 10 MB
+_LONGEST = 255  # bytes of a file's name, on every file system of Linux
 _BLOCK = 4 << 20
 
 
@@ -22,19 +25,26 @@ def inside(folder: Path, name: str) -> Path:
     """
     if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise UserError(f"{folder}: the file name {name[:120]!a} leads out of the folder; refused as unsafe")
+    if len(name.encode("utf-8", "replace")) > _LONGEST:
+        raise UserError(f"{folder}: the file name {name[:120]!a} … is too long for a file; write the index again")
     path = folder / name
     if path.is_symlink():
-        home = folder.resolve()
+        home = Path(os.path.realpath(folder))
         homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-        if path.resolve().parent not in homes:
+        if Path(os.path.realpath(path)).parent not in homes:  # unlike resolve(), bears with a link to itself
             raise UserError(f"{path}: is a link that leads out of the folder; copy the file instead")
     return path
+
+
+def lexical(folder: Path) -> Path:
+    """The folder with an absolute path without `..`, so that the parents of the path are those of the folder."""
+    return Path(os.path.abspath(folder))  # noqa: PTH100 - resolve() would leave the folder of a link
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; UserError if it is none."""
     try:
-        value = json.loads(b"".join(read_blocks(path)).decode("utf-8"))
+        value = json.loads(read_small(path, MAX_JSON).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is no valid JSON ({str(error)[:80]}); repair or replace it") from error
     if not isinstance(value, dict):
@@ -42,11 +52,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_blocks(path: Path) -> Iterator[bytes]:
+def read_small(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes; UserError for another one, and nothing is waited for."""
+    return b"".join(read_blocks(path, limit))
+
+
+def read_blocks(path: Path, limit: int = MAX_COMPANION) -> Iterator[bytes]:
     """The bytes of a companion file, in blocks."""
     file = SourceFile(path)
     try:
-        if file.size > MAX_COMPANION:
+        if file.size > limit:
             raise UserError(f"{path}: has {file.size:,} bytes, too many for such a file; replace it")
         for start in range(0, file.size, _BLOCK):
             yield file.read(start, min(_BLOCK, file.size - start))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +10,12 @@ from typing import Any
 
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import Object, Sharded, TensorRef
-from bridge.convert.places import inside
+from bridge.convert.places import inside, read_json
 from bridge.convert.source import IncompleteError, Source
 from bridge.convert.torchfile import TorchFile, integer, read_torch
 from bridge.errors import UserError
+
+_NUMBERED = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})(\.\w+)")
 
 
 @dataclass
@@ -51,21 +53,24 @@ def open_index(path: Path) -> Source:
 
 def read_weight_map(path: Path) -> dict[str, str]:
     """Tensor name -> file name of a Hugging Face index; UserError if the file is none. Names are not checked."""
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: is no index with a weight_map; copy it again") from error
+    weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
         raise UserError(f"{path}: its weight_map does not map tensor names to file names; copy it again")
     return weight_map
 
 
 def tensors_of(state: dict[Any, Any], where: str) -> tuple[dict[str, TensorRef | Sharded], list[str]]:
-    """The named tensors of a state dict, and the names of its other entries. UserError for a sparse or packed one."""
+    """The named tensors of a state dict, and the names of its other entries.
+
+    UserError for a tensor that is sparse or packed, or whose name is no text.
+    """
     references: dict[str, TensorRef | Sharded] = {}
     dropped = []
     for name, value in state.items():
-        if isinstance(name, str) and isinstance(value, (TensorRef, Sharded)):
+        if isinstance(value, (TensorRef, Sharded)):
+            if not isinstance(name, str):
+                shown = name if isinstance(name, int) else type(name).__name__
+                raise UserError(f"{where}: a tensor has the name {shown}, which is no text; save model.state_dict()")
             references[name] = value
         elif isinstance(value, Object) and value.kind.name.startswith("torch._utils._rebuild_"):
             kind = value.kind.name.removeprefix("torch._utils._rebuild_")
@@ -73,6 +78,18 @@ def tensors_of(state: dict[Any, Any], where: str) -> tuple[dict[str, TensorRef |
         else:
             dropped.append(str(name)[:120] if isinstance(name, (str, int)) else type(name).__name__)
     return references, dropped
+
+
+def refuse_part(folder: Path, names: list[str]) -> None:
+    """IncompleteError unless files named N-of-COUNT, which have no index beside them, are all there."""
+    matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
+    for stem, count, end in sorted({(match[1], match[3], match[4]) for match in matches}):
+        held = {int(match[2]) for match in matches if (match[1], match[3], match[4]) == (stem, count, end)}
+        lacks = int(count) - len(held)
+        if lacks > 0:
+            absent = next(number for number in range(1, int(count) + 1) if number not in held)
+            name = f"{stem}-{absent:0{len(count)}d}-of-{count}{end}"
+            raise IncompleteError(f"{folder}: {lacks} of its {int(count)} files are missing: {name}, and the index")
 
 
 def step_of(root: Any) -> int | None:

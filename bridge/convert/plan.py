@@ -106,6 +106,16 @@ def tie_flag(config: Mapping[str, Any]) -> bool | None:
     return None
 
 
+def vocabulary(tensors: Mapping[str, Tensor]) -> int | None:
+    """Rows of the input embedding; None if there is none, or if several differ."""
+    rows = {
+        tensor.shape[0]
+        for name, tensor in tensors.items()
+        if name.endswith(_EMBEDDINGS) and len(tensor.shape) == 2 and tensor.dtype in CASTABLE
+    }
+    return rows.pop() if len(rows) == 1 else None
+
+
 def place(tensors: Mapping[str, Tensor], wanted: str, max_shard_size: int) -> list[OutputFile]:
     """Lay the tensors out in files of at most `max_shard_size` bytes of data, in their order.
 

@@ -7,7 +7,6 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.html#placements
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import Object, Sharded, TensorRef
-from bridge.convert.places import inside
+from bridge.convert.places import inside, read_json
 from bridge.convert.plain import step_of, tensors_of
 from bridge.convert.source import IncompleteError, Piece, Source, StridedTensor, Tensor, joined
 from bridge.convert.torchfile import TorchFile, read_torch
@@ -74,8 +73,8 @@ def _of_one_save(folder: Path, names: list[str]) -> list[str]:
 def _told_world(folder: Path) -> int | None:
     """What verl's `fsdp_config.json` says; older versions write none."""
     try:
-        value = json.loads((folder / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        value = read_json(folder / "fsdp_config.json").get("world_size")
+    except UserError:
         return None
     return value if type(value) is int else None
 
@@ -200,7 +199,8 @@ def _mesh_sizes(rank: TorchFile, name: str, mesh: Mapping[str, Any]) -> tuple[in
     if isinstance(ranks := mesh.get("mesh"), TensorRef):
         return ranks.shape
     layout = _fields(mesh.get("_layout"))
-    shapes = [_fields(axis).get("shape") for axis in layout["axes"]] if "axes" in layout else layout.get("shape")
+    axes = layout.get("axes")
+    shapes = [_fields(axis).get("shape") for axis in axes] if type(axes) in (tuple, list) else layout.get("shape")
     if type(shapes) not in (tuple, list):
         raise _strange(rank, name)
     return tuple(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from bridge.convert.dtypes import ITEMSIZE, Bytes
+from bridge.convert.dtypes import ITEMSIZE, SAFETENSORS, Bytes
 from bridge.errors import UserError
 
 
@@ -149,7 +149,9 @@ class StridedTensor:
         itemsize = ITEMSIZE[self.dtype]
         start = self.start + itemsize * sum(at * step for at, step in zip(origin, self.stride, strict=True))
         if out.size:
-            _gather(self.file, _View(start, out.shape, tuple(step * itemsize for step in self.stride)), out)
+            # A dimension of one element may have any step; numpy takes none beyond 63 bits.
+            steps = (step * itemsize if size > 1 else 0 for size, step in zip(out.shape, self.stride, strict=True))
+            _gather(self.file, _View(start, out.shape, tuple(steps)), out)
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,11 @@ def joined(
     """The tensor that `pieces` make up; with `flat` they are slices of its row-major elements.
 
     Pieces at one place are replicas, of which the first is taken. UserError, which names the tensor and `where` it
-    comes from, unless the pieces fill the shape exactly: no gap, no overlap, nothing outside.
+    comes from, unless safetensors has the dtype and the pieces fill the shape exactly: no gap, no overlap, nothing
+    outside.
     """
+    if dtype not in SAFETENSORS:
+        raise UserError(f"{where}: {name[:120]!a} is of dtype {dtype[:40]}, which safetensors cannot hold")
     layout = (math.prod(shape),) if flat else shape
     placed: dict[tuple[int, ...], Piece] = {}
     for piece in pieces:

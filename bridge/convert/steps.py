@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from bridge.convert.places import read_small
+from bridge.errors import UserError
+
 _STEP = re.compile(
     r"(?:global_?step_?|checkpoint[-_]|step[-_]?|epoch[-_]?|ckpt[-_]?|iter[-_]?)(\d{1,12})(?:\.(?:pt|pth|ckpt))?"
 )
@@ -31,7 +34,7 @@ def steps(folder: Path, names: Iterable[str]) -> list[Path]:
 
 def _tracked(folder: Path) -> int | None:
     try:
-        text = (folder / _TRACKER).read_text(encoding="ascii")[:32].strip()
-    except (OSError, ValueError):
+        text = read_small(folder / _TRACKER, 32).decode("ascii").strip()
+    except (UserError, ValueError):
         return None
     return int(text) if text.isdecimal() else None

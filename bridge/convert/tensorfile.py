@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bridge.convert.dtypes import ITEMSIZE, SAFETENSORS
 from bridge.convert.names import check_names, clean_names
 from bridge.convert.pickles import MAX_RANK
 from bridge.convert.places import inside
-from bridge.convert.plain import read_weight_map
+from bridge.convert.plain import read_weight_map, refuse_part
 from bridge.convert.plan import INDEX, MAX_HEADER
 from bridge.convert.source import IncompleteError, Source, SourceFile, StridedTensor
 from bridge.errors import UserError
@@ -32,14 +33,15 @@ def open_tensor_folder(folder: Path) -> Source:
 
     IncompleteError if files that the index names are missing; UserError if index and files do not agree.
     """
-    index = folder / INDEX
-    if not index.exists():
+    index = inside(folder, INDEX)
+    if not os.path.lexists(index):  # a link whose target is missing is no absent index
         names = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
         numbered = [name for name in names if "-of-" in name]
         if len(names) > 1 and len(numbered) < len(names):
             raise UserError(
                 f"{folder}: holds {', '.join(names[:5])} and no index that says which count; name one of them"
             )
+        refuse_part(folder, names)
         return _open(folder, {name: inside(folder, name) for name in names}, None)
     weight_map = read_weight_map(index)
     files = {name: inside(folder, name) for name in dict.fromkeys(weight_map.values())}
@@ -112,7 +114,9 @@ def _facts(file: SourceFile, name: str, facts: Any) -> tuple[str, tuple[int, ...
     facts = facts if isinstance(facts, dict) else {}
     shape, span, dtype = facts.get("shape"), facts.get("data_offsets"), facts.get("dtype")
     lists = isinstance(shape, list) and isinstance(span, list) and len(shape) <= MAX_RANK and len(span) == 2
-    if not lists or any(type(number) is not int or number < 0 for number in [*(shape or []), *(span or [])]):
+    if not lists or any(
+        type(number) is not int or not 0 <= number < 1 << 63 for number in [*(shape or []), *(span or [])]
+    ):
         raise UserError(f"{file.path}: {name[:120]!a} is not described as safetensors does it; copy it again")
     if not isinstance(dtype, str) or dtype not in _TORCH:
         raise UserError(f"{file.path}: {name[:120]!a} is of the type {str(dtype)[:20]!a}, which is not known here")

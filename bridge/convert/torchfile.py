@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +15,8 @@ from bridge.convert.pickles import MAX_BYTES, Pickle, StorageRef, TensorRef, rea
 from bridge.convert.source import IncompleteError, SourceFile, StridedTensor
 from bridge.errors import UserError
 
-LEGACY_MAGIC = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
-"""The pickle of torch's magic number, with which files begin that were saved without ZIP."""
+_LEGACY_MAGIC = re.compile(rb"\x80[\x02-\x05](\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)
+"""The pickle, of any protocol, of torch's magic number, with which files begin that were saved without ZIP."""
 
 _LEGACY_PROTOCOL = 1001
 
@@ -62,7 +64,7 @@ def read_torch(file: SourceFile) -> TorchFile:
     head = file.read(0, min(file.size, 512))
     if head[:4] == MAGIC:
         return _read_zip(file)
-    if head.startswith(LEGACY_MAGIC):
+    if _LEGACY_MAGIC.match(head):
         return _read_legacy(file)
     if not head:
         raise IncompleteError(f"{file.path}: is empty; copy it again or take an earlier checkpoint")
@@ -76,7 +78,10 @@ def _read_zip(file: SourceFile) -> TorchFile:
         raise UserError(
             f"{file.path}: its pickle has {index.size:,} bytes; no state dict needs more than {MAX_BYTES:,}"
         )
-    pickle = read_pickle(file.read(index.offset, index.size), file.path)
+    raw = file.read(index.offset, index.size)
+    if index.crc and zlib.crc32(raw) != index.crc:  # one wrong bit here could exchange two tensors
+        raise UserError(f"{file.path}: its pickle is not what was saved (CRC-32); copy it again or take an earlier one")
+    pickle = read_pickle(raw, file.path)
     return TorchFile(file, pickle.value, lambda storage: _found(file, storage, records.get(f"data/{storage.key}")))
 
 
@@ -92,7 +97,11 @@ def _read_legacy(file: SourceFile) -> TorchFile:
             f"{file.path}: is no little-endian torch.save file of protocol {_LEGACY_PROTOCOL}; save it again"
         )
     storages = pickles[3].storages
-    if not isinstance(keys, list) or any(key not in storages for key in keys) or len(set(keys)) != len(keys):
+    if (
+        not isinstance(keys, list)
+        or any(type(key) is not str or key not in storages for key in keys)
+        or len(set(keys)) != len(keys)
+    ):
         raise UserError(f"{file.path}: its list of storages is damaged; copy it again")
     located, at = {}, pickles[4].end
     for key in keys:

@@ -91,7 +91,7 @@ def _blocks(planned: OutputFile, tensors: Mapping[str, Tensor]) -> Iterator[_Blo
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file as Hugging Face does and force it to disk."""
-    write_bytes(path, [(json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8")])
+    write_bytes(path, [(json.dumps(value, indent=2) + "\n").encode("utf-8")])
 
 
 def write_bytes(path: Path, blocks: Iterable[bytes]) -> None:

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from bridge.errors import UserError
+from bridge.errors import UserError, printable
 from bridge.graph import Array, Edge, arrays, ranges
 from bridge.launch.prune import size_text
 from bridge.launch.runtime import image_of, last_image
@@ -270,13 +270,13 @@ def print_mapping(value: Mapping[str, Any]) -> None:
         if isinstance(item, Mapping):
             sys.stdout.write(f"{key}:\n")
             for name, inner in list(item.items())[:200]:
-                sys.stdout.write(f"  {name}: {inner}\n")
+                sys.stdout.write(f"  {printable(name)}: {printable(inner)}\n")
         elif isinstance(item, list):
             sys.stdout.write(f"{key}: {len(item)}\n")
             for inner in item[:200]:
                 words = inner.values() if isinstance(inner, Mapping) else [inner]
-                sys.stdout.write(f"  {'  '.join(map(str, words))}\n")
+                sys.stdout.write(f"  {'  '.join(map(printable, words))}\n")
             if len(item) > 200:
                 sys.stdout.write(f"  … and {len(item) - 200} more (--json shows all)\n")
         else:
-            sys.stdout.write(f"{key}: {item}\n")
+            sys.stdout.write(f"{key}: {printable(item)}\n")

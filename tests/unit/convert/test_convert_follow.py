@@ -125,10 +125,12 @@ def test_a_step_that_cannot_be_converted_is_reported_and_tried_again_when_it_cha
 ) -> None:
     (training / "step-00000001.pt").write_bytes(b"\x80\x02cposix\nsystem\n.")
     save(training / "step-00000002.pt", 2)
+    shards(training / "global_step_3", 3, write=1)  # cut short, and after the seal nobody writes any more
     (training / "SEAL.json").write_text("{}", encoding="utf-8")
     done = follow(training, tmp_path / "out", one)
     assert list(done.converted) == ["step-00000002.pt"]
     assert "bare pickle" in done.refused["step-00000001.pt"]
+    assert "1 of its 2 files are missing" in done.refused["global_step_3"]
     save(training / "step-00000001.pt", 1)
     assert list(follow(training, tmp_path / "out", one).converted) == ["step-00000001.pt"]
 

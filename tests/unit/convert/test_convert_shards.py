@@ -1,33 +1,20 @@
 """FSDP shards and DCP folders that torch itself saved in four processes, and what is wrong with damaged ones."""
 
-import json
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import CONFIG, loaded, raw_archive, same_bits
+from checkpoints import loaded, raw_archive, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from save_shards import SHAPES, WORLD, truth
+from save_shards import SHAPES, truth
 
 from bridge.convert import convert, inspect
 from bridge.convert.source import IncompleteError, Piece, StridedTensor, boxes, joined
 from bridge.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("global_step_7")
-    script = [sys.executable, str(Path(__file__).with_name("save_shards.py"))]
-    processes = [subprocess.Popen([*script, str(rank), str(folder)]) for rank in range(WORLD)]
-    assert [process.wait(timeout=120) for process in processes] == [0] * WORLD
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    return folder
 
 
 @pytest.fixture
