@@ -113,7 +113,8 @@ def _fault(row: object, kind: str) -> str:
     texts = [turn.get(field) for turn in turns if isinstance(turn, dict) for field in ("role", "content")]
     if not turns or len(texts) != 2 * len(turns) or not all(isinstance(text, str) for text in texts):
         return "`prompt` must be a list of {role, content}, both text, and not empty"
-    if not isinstance(row.id, str) or not isinstance(row.gold, str) or not isinstance(row.response, str | None):
+    said: list[object] = [row.id, row.gold, "" if row.response is None else row.response]
+    if not all(isinstance(text, str) for text in said):
         return "`id` and `gold` must be text, and `response` text or None"
     try:
         canonical(row.gold, kind)
