@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +87,8 @@ def write_data(
     lengths = Lengths(tokenizer) if tokenizer else None
     look = lengths.add if lengths else lambda row: None
     try:
-        with progress("data", size, "rows") as meter:
+        # a task of the user's may print, and standard output is for the summary
+        with progress("data", size, "rows") as meter, redirect_stdout(sys.stderr):
             summary = write_split(chosen, data, output, meter.advance, look, len(os.sched_getaffinity(0)))
     except OSError as error:
         raise UserError(f"{output}: cannot be written: {error.strerror}") from None

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from bridge import behaviors
 from bridge.config.stages import Behavior, DataSettings, Starts
-from bridge.config.tasks import FileTask, IgsmSettings, Style, TaskSettings
+from bridge.config.tasks import FileTask, IgsmSettings, OwnTask, Style, TaskSettings
 from bridge.errors import UserError
 from bridge.progress import progress
 from bridge.stages.job import Job
-from bridge.tasks import Example, load_task, r3
+from bridge.tasks import Example, load_task, own, r3
 from bridge.tasks.igsm.task import Igsm, Orders
 from bridge.tasks.tables import write_table
 from bridge.tasks.tokenizer import build_tokenizer
@@ -63,7 +63,9 @@ def write_split(
         enough = max((data.size or 0) // ROWS_PER_PROCESS, 1)
         orders = Orders(data.solution_orders, data.premise_orders)
         draw = partial(source.rows, orders=orders, workers=min(workers, enough))
-    elif data.solution_orders * data.premise_orders > 1:
+    elif isinstance(task, OwnTask):
+        draw = partial(own.rows, source, task.name)
+    if not isinstance(source, Igsm) and data.solution_orders * data.premise_orders > 1:
         raise UserError(f"task {task.name}: solution_orders and premise_orders are for igsm; leave them out")
     write = behaviors.writer(data.behavior, style) if source.worded else None
     rejected: Counter[str] = Counter()

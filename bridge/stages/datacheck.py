@@ -78,6 +78,8 @@ def check(path: Path, others: Sequence[Path], kind: str | None = None) -> Json:
                 if asked in keys:
                     overlap[str(other)] += 1
                     note("overlap", where, f"is in {other} too")
+    if not rows:
+        note("empty", str(path), "has no rows")
     return {
         "file": str(path),
         "rows": rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from reprlib import repr as brief
 from typing import Any
 
 from bridge.config.tasks import ArcSettings
@@ -32,12 +33,14 @@ class Arc(PublicTask[ArcSettings]):
         else:
             raise UserError(f"{where}: `choices` must be a list of text and label, or two lists of them")
         stem = text(where, {"question": question}, "question").strip()
-        key = record.get("answerKey")
+        if "answerKey" not in record:
+            raise UserError(f"{where}: `answerKey` is missing")
+        key = record["answerKey"]
         if not key:
             yield "no_label"
             return
         if len(texts) != len(labels) or labels.count(key) != 1:
-            raise UserError(f"{where}: `answerKey` must be one of the labels {labels}, but it is {key!r}")
+            raise UserError(f"{where}: `answerKey` must be one of the labels {brief(labels)}, but it is {brief(key)}")
         yield Item(
             f"{stem}\n{options(where, texts)}", "ABCDEFGHIJ"[labels.index(key)], None, str(record.get("id") or "")
         )

@@ -45,7 +45,8 @@ def pools(root: Path, variants: Sequence[str] = (), chosen: str = "") -> dict[Po
 
     Raises UserError where there is nothing that can be read.
     """
-    files = [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.suffix in FORMS)
+    below = [root] if root.is_file() else sorted(root.rglob("*"))
+    files = [path for path in below if path.suffix in FORMS and path.is_file()]
     found: dict[Pool, list[Path]] = {}
     for path in files:
         inside = Path(path.name) if root.is_file() else path.relative_to(root)
@@ -82,7 +83,7 @@ def records(file: Path) -> Iterator[Record]:
         return json_records(file)
     if file.suffix in (".csv", ".tsv"):
         return table_records(file)
-    with file.open(encoding="utf-8", errors="replace") as text:
+    with file.open(encoding="utf-8-sig", errors="replace") as text:
         first = text.read(1)
     return json_records(file) if first == "{" else table_records(file)
 
@@ -90,7 +91,7 @@ def records(file: Path) -> Iterator[Record]:
 def jsonl_records(file: Path) -> Iterator[Record]:
     """One JSON value a line."""
     # newline="\n": other line separators, such as U+2028, may stand inside a JSON string.
-    with file.open(encoding="utf-8", newline="\n") as lines:
+    with file.open(encoding="utf-8-sig", newline="\n") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
@@ -99,16 +100,16 @@ def jsonl_records(file: Path) -> Iterator[Record]:
                         yield where, json.loads(line)
                     except (ValueError, RecursionError) as error:
                         raise UserError(f"{where}: not JSON ({error})") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8 text ({error})") from None
+        except UnicodeDecodeError:
+            raise _not_text(file) from None
 
 
 def json_records(file: Path) -> Iterator[Record]:
     """A list of rows, or one row."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 text ({error})") from None
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise _not_text(file) from None
     except json.JSONDecodeError as error:
         raise UserError(f"{file}, line {error.lineno}: not JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:
@@ -150,7 +151,18 @@ def table_records(file: Path) -> Iterator[Record]:
                 if len(row) != len(header):
                     raise UserError(f"{file}, line {number}: has {len(row)} columns, but the header has {len(header)}")
                 yield f"{file}, line {number}", dict(zip(header, row, strict=True))
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8 text ({error})") from None
+        except UnicodeDecodeError:
+            raise _not_text(file) from None
         except csv.Error as error:
             raise UserError(f"{file}, line {table.line_num}: not CSV ({error})") from None
+
+
+def _not_text(file: Path) -> UserError:
+    """Which line of a file is not UTF-8: text is decoded in blocks, whose errors do not know their line."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return UserError(f"{file}, line {number}: not UTF-8 text ({error.reason} at byte {error.start})")
+    return UserError(f"{file}: not UTF-8 text")

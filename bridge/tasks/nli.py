@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from reprlib import repr as brief
 from typing import Any, TypeVar
 
 from bridge.config.tasks import FileTask, MnliSettings, SnliSettings
@@ -26,12 +27,14 @@ class Nli(PublicTask[S]):
         if r3.is_r3(record):
             item = worked_item(where, record)
             if item.gold not in LABELS:
-                raise UserError(f"{where}: the answer must be one of {', '.join(LABELS)}, but it is {item.gold!r}")
+                raise UserError(f"{where}: the answer must be one of {', '.join(LABELS)}, but it is {brief(item.gold)}")
             yield item
             return
-        hub = "label" in record and "premise" in record
+        hub = "gold_label" not in record
         premise, hypothesis = ("premise", "hypothesis") if hub else ("sentence1", "sentence2")
-        label = record.get("label" if hub else "gold_label")
+        if hub and "label" not in record:
+            raise UserError(f"{where}: `label` (`gold_label` in the authors' files) is missing")
+        label = record["label" if hub else "gold_label"]
         if label in ("-", -1, None, ""):
             yield "no_label"
             return
@@ -40,7 +43,7 @@ class Nli(PublicTask[S]):
         elif isinstance(label, str) and label in _WORDS:
             gold = _WORDS[label]
         else:
-            raise UserError(f"{where}: the label must be {', '.join(_WORDS)}, 0 to 2, or -, but it is {label!r}")
+            raise UserError(f"{where}: the label must be {', '.join(_WORDS)}, 0 to 2, or -, but it is {brief(label)}")
         question = (
             f"Premise: {text(where, record, premise).strip()}\nHypothesis: {text(where, record, hypothesis).strip()}\n"
             "Does the premise entail the hypothesis?"

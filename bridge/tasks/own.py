@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import traceback
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from bridge.config.problems import named, refuse, sentences
 from bridge.config.tasks import OwnTask
 from bridge.config.words import nearest
 from bridge.errors import UserError
-from bridge.tasks.base import Task
-from bridge.tasks.grading import KINDS
+from bridge.tasks.base import Example, Split, Task, Writer
+from bridge.tasks.grading import KINDS, canonical
 
 FOLDER = "own_tasks"
 """Beside the package in a run's code: where the files of own tasks lie."""
@@ -57,8 +59,8 @@ def snapshot(settings: OwnTask) -> str:
 def load(settings: OwnTask) -> Task:
     """The task that a class makes of the settings: of the run's copy of the file in a job, else of the file itself.
 
-    Raises UserError if the file is not the one of the launch, cannot be imported, or has no such class, and for every
-    setting that the class does not know.
+    Raises UserError if the file is not the one of the launch, cannot be imported, or has no such class, for every
+    setting that the class does not know, and for whatever the class raises.
     """
     if settings.sha256 is None or settings.file is None:
         settings = resolve(settings)
@@ -67,8 +69,65 @@ def load(settings: OwnTask) -> Task:
     code = content(path)
     if hashlib.sha256(code).hexdigest() != settings.sha256:
         raise UserError(f"{path}: was changed after the launch; launch the experiment again")
-    cls = _class(settings, path)
-    return cls(_settings(settings, cls))  # type: ignore[no-any-return]
+    with redirect_stdout(sys.stderr):  # what the file prints must not stand between our own results
+        cls = _class(settings, path)
+        values = _settings(settings, cls)
+        try:
+            task: Task = cls(values)
+            facts = (task.answer_kind, task.response_prefix, task.worded, task.vocabulary)
+        except (Exception, SystemExit) as error:
+            raise _told(error, path, f"class {cls.__name__} cannot be used") from error
+    if not (facts[0] in KINDS and isinstance(facts[1], str) and isinstance(facts[2], bool) and callable(facts[3])):
+        raise UserError(f"{path}: class {cls.__name__} needs the fields of bridge.tasks.Task; name that as its base")
+    return task
+
+
+def rows(
+    task: Task, name: str, split: Split, size: int | None, seed: int, writer: Writer | None, rejected: Counter[str]
+) -> Iterator[Example]:
+    """The rows of a user's task, each looked at: its code may do anything.
+
+    Raises UserError for whatever it raises, for a row that is none, and for more rows than were asked for.
+    """
+    number = 0
+    try:
+        for row in task.rows(split, size, seed, writer, rejected):
+            if number == size:
+                raise UserError(f"task {name}: rows: gives more than the {size} rows asked for")
+            if fault := _fault(row, task.answer_kind):
+                raise UserError(f"task {name}: rows: row {number}: {fault}")
+            yield row
+            number += 1
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError):
+            raise
+        path = Path(str(getattr(sys.modules.get(type(task).__module__), "__file__", name)))
+        raise _told(error, path, f"rows: failed after {number} rows") from error
+
+
+def _fault(row: object, kind: str) -> str:
+    """What is wrong with something that should be a row; empty if nothing is."""
+    if not isinstance(row, Example):
+        return f"must be a bridge.tasks.Example, not {type(row).__name__}"
+    turns = row.prompt if isinstance(row.prompt, list) else []
+    texts = [turn.get(field) for turn in turns if isinstance(turn, dict) for field in ("role", "content")]
+    if not turns or len(texts) != 2 * len(turns) or not all(isinstance(text, str) for text in texts):
+        return "`prompt` must be a list of {role, content}, both text, and not empty"
+    said: list[object] = [row.id, row.gold, "" if row.response is None else row.response]
+    if not all(isinstance(text, str) for text in said):
+        return "`id` and `gold` must be text, and `response` text or None"
+    try:
+        canonical(row.gold, kind)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _told(error: BaseException, path: Path, what: str) -> UserError:
+    """An error of a user's code, with its line there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"{path}, line {lines[-1]}" if lines else str(path)
+    return UserError(f"{where}: {what}: {type(error).__name__}: {error}")
 
 
 def _class(settings: OwnTask, path: Path) -> Any:
@@ -84,7 +143,7 @@ def _class(settings: OwnTask, path: Path) -> Any:
         try:
             with _only_installed(path):
                 spec.loader.exec_module(module)
-        except Exception as error:  # whatever the user's file raises
+        except (Exception, SystemExit) as error:  # whatever the user's file raises
             del sys.modules[name]
             raise UserError(
                 f"{path}: cannot be imported: {type(error).__name__}: {error} (a task is one file, which imports only "

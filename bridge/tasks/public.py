@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from bridge.config.tasks import FileTask
@@ -183,7 +184,7 @@ def number(where: str, value: object) -> str:
     try:
         return canonical(str(value), "number")
     except UserError:
-        raise UserError(f"{where}: the answer {value!r} is not a number") from None
+        raise UserError(f"{where}: the answer {brief(value)} is not a number") from None
 
 
 def worked_item(where: str, record: Mapping[str, Any]) -> Item:

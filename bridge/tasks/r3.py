@@ -92,6 +92,8 @@ def write(path: Path, rows: Iterable[Example], kind: str, form: str, starts: Sta
 
 def _cut(row: Example, form: str, starts: Starts) -> list[tuple[str, str]]:
     """(question with the given steps, remaining steps) of each row that an example gives."""
+    if "question" not in row.extra:
+        raise UserError(f"row {row.id}: only rows of a public data set have R³'s form; write a .parquet file")
     question, work = str(row.extra["question"]), str(row.extra.get("work") or "")
     if form == "test":
         return [(question, "")]

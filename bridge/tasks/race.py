@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from reprlib import repr as brief
 from typing import Any
 
 from bridge.config.tasks import RaceSettings
@@ -24,8 +25,8 @@ class Race(PublicTask[RaceSettings]):
     def items(self, where: str, record: Mapping[str, Any]) -> Iterator[Item | Reject]:
         if r3.is_r3(record):
             item = worked_item(where, record)
-            if item.gold not in "ABCD":
-                raise UserError(f"{where}: the answer must be a letter from A to D, but it is {item.gold!r}")
+            if item.gold not in tuple("ABCD"):
+                raise UserError(f"{where}: the answer must be a letter from A to D, but it is {brief(item.gold)}")
             yield item
             return
         passage = text(where, record, "article").strip()
@@ -44,6 +45,6 @@ def _item(where: str, passage: str, question: object, choices: object, answer: o
     if not isinstance(choices, list):
         raise UserError(f"{where}: `options` must be a list of texts")
     if answer not in ("A", "B", "C", "D")[: len(choices)]:
-        raise UserError(f"{where}: the answer must be the letter of an option, but it is {answer!r}")
+        raise UserError(f"{where}: the answer must be the letter of an option, but it is {brief(answer)}")
     asked = text(where, {"question": question}, "question").strip()
     return Item(f"Passage: {passage}\n\nQuestion: {asked}\n{options(where, choices)}", str(answer), None, name)

@@ -91,6 +91,9 @@ FILES = [
     (CODE.replace('answer_kind = "number"', 'answer_kind = "numbre"'), "class Countdown needs `answer_kind`"),
     (CODE.replace("(Settings):", ":"), "Settings must be a class made from bridge.tasks.Settings"),
     ("def broken(:\n", "cannot be imported: SyntaxError"),
+    ("raise SystemExit(0)\n", "cannot be imported: SystemExit"),
+    (CODE.replace("self.settings = settings", "1 / 0"), "class Countdown cannot be used: ZeroDivisionError"),
+    (CODE.replace("(Task)", ""), "class Countdown cannot be used: AttributeError"),
 ]
 
 
@@ -113,6 +116,40 @@ def test_fewer_rows_than_asked_for_are_refused(folder: Path) -> None:
     done = bridge(*words, runs=folder / "runs", cwd=folder, check=2)
     assert re.search(r"has \d+ rows for split test, not the 500 asked for; ask for fewer", done.stderr)
     assert sorted(path.name for path in folder.iterdir()) == ["countdown.yaml", "my_tasks.py"]
+
+
+YIELD = "            yield Example("
+NONSENSE = [
+    (CODE.replace(YIELD, "            1 / 0\n" + YIELD), r"my_tasks\.py, line \d+: rows: failed after 0 rows: ZeroDiv"),
+    (CODE.replace(YIELD, "            raise SystemExit(0)\n" + YIELD), "rows: failed after 0 rows: SystemExit"),
+    (CODE.replace(YIELD, "            yield dict("), "row 0: must be a bridge.tasks.Example, not dict"),
+    (CODE.replace("gold=str(path[-1])", "gold=path[-1]"), "row 0: `id` and `gold` must be text"),
+    (CODE.replace("gold=str(path[-1])", 'gold="many"'), "row 0: gold 'many' is not a number"),
+    (
+        CODE.replace('prompt=[{"role": "user", "content": question}]', "prompt=question"),
+        "row 0: `prompt` must be a list",
+    ),
+    (CODE.replace("if len(seen) == size:", "if False:"), "gives more than the 2 rows asked for"),
+    (CODE.replace("yield Example", "Example"), "rows: failed after 0 rows: TypeError"),
+]
+
+
+@pytest.mark.parametrize(("code", "said"), NONSENSE)
+def test_whatever_the_file_does_is_told_and_leaves_nothing(folder: Path, code: str, said: str) -> None:
+    assert code != CODE
+    (folder / "my_tasks.py").write_text(code, encoding="utf-8")
+    words = ("data", "my_tasks.py:Countdown", "--split", "sft", "--size", "2", "-o", "x.parquet")
+    done = bridge(*words, runs=folder / "runs", cwd=folder, check=2)
+    assert re.search(said, done.stderr) and "Traceback" not in done.stderr and "fault of bridge-rl" not in done.stderr
+    assert not list(folder.glob("x.parquet*"))
+
+
+def test_what_the_file_prints_does_not_stand_between_results(folder: Path) -> None:
+    noisy = CODE.replace(YIELD, "            print('row')\n" + YIELD) + "print('imported')\n"
+    (folder / "my_tasks.py").write_text(noisy, encoding="utf-8")
+    words = ("data", "my_tasks.py:Countdown", "--split", "sft", "--size", "2", "-o", "x.parquet", "--json")
+    done = bridge(*words, runs=folder / "runs", cwd=folder)
+    assert json.loads(done.stdout)["rows"] == 2 and "imported" in done.stderr and "row" in done.stderr
 
 
 def test_the_data_command_takes_the_file(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -289,3 +291,58 @@ def test_the_command(tmp_path: Path) -> None:
     assert len(asked) == 3
     assert {request["key"] for request in asked} == {"Bearer k3y"}
     assert "k3y" not in output.read_text(encoding="utf-8") + done.stderr
+
+
+def test_ctrl_c_ends_an_audit_whose_endpoint_hangs(tmp_path: Path) -> None:
+    source = graded(tmp_path / "graded.jsonl")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        command = [sys.executable, "-m", "bridge", "audit", source, "-o", tmp_path / "out.jsonl", "--judge", url]
+        process = subprocess.Popen([*command, "--judge-model", "m"], cwd=ROOT, stderr=subprocess.PIPE)
+        connection, _ = server.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            try:
+                _, said = process.communicate(timeout=60)  # a reply is waited for longer
+            finally:
+                process.kill()
+    assert process.returncode == 130 and b"interrupted" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["graded.jsonl"]
+
+
+def test_a_reply_that_is_no_completion_is_told(tmp_path: Path) -> None:
+    source = graded(tmp_path / "graded.jsonl")
+    for body in (b"", b"<html>", b"[" * 100_000, b'{"choices": []}', b'{"choices": [{"message": "x"}]}', b"\xff"):
+        with plain(body) as url, pytest.raises(UserError, match="not as an OpenAI-compatible endpoint does"):
+            audit(source, tmp_path / "out.jsonl", Judge(url, "m"), None, lambda _: None)
+        assert [path.name for path in tmp_path.iterdir()] == ["graded.jsonl"]
+
+
+@contextmanager
+def plain(body: bytes) -> Iterator[str]:
+    """An endpoint that always answers 200 with these bytes; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        server.shutdown()
+
+
+def test_an_unfinished_audit_that_is_none_is_refused(tmp_path: Path) -> None:
+    source = graded(tmp_path / "graded.jsonl")
+    (tmp_path / "out.jsonl.part").write_text("mine\n", encoding="utf-8")
+    with pytest.raises(UserError, match="is not what an unfinished audit leaves; remove it"):
+        audit(source, tmp_path / "out.jsonl", Judge("http://localhost:1", "m"), None, lambda _: None)
+    assert (tmp_path / "out.jsonl.part").read_text(encoding="utf-8") == "mine\n"

@@ -79,7 +79,7 @@ def test_an_empty_file_and_blank_lines(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"")
     assert grade_rows(source, tmp_path / "out.jsonl").rows == 0
-    source.write_bytes(b'\n{"response": "7", "gold": "7", "kind": "number"}\r\n \n')
+    source.write_bytes(b'\xef\xbb\xbf{"response": "7", "gold": "7", "kind": "number"}\r\n \n')
     assert grade_rows(source, tmp_path / "out.jsonl") == (1, 1, {"correct": 1})
 
 

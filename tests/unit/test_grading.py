@@ -158,6 +158,46 @@ NUMBERS = [
     ("#### ٤٢", "42", True),
     (r"\boxed{\approx 5}", "5", True),
     ("15 (= 5 × 3)", "15", True),
+    # separators of other countries, where nothing else can be meant
+    ("#### 1.234,56", "1234.56", True),
+    ("#### 1.234,56", "1.234", False),
+    ("#### -1.234,5", "-1234.5", True),
+    ("#### 1.234.567", "1234567", True),
+    ("#### 1 234,56", "1234.56", True),
+    ("#### 1\u202f234,5", "1234.5", True),
+    ("#### 1\u2019234", "1234", True),
+    ("#### 1\u2019234", "1", False),
+    ("#### 1.234", "1234", False),
+    # a sign before a bracket, a space command or another currency is a sign
+    ("#### -(5)", "-5", True),
+    (r"\boxed{-(5)}", "5", False),
+    (r"\boxed{-\,5}", "-5", True),
+    (r"\boxed{-(-5)}", "-5", False),
+    ("3 + (-5) = -2", "-2", True),
+    ("#### 3 - (-5) = 8", "8", True),
+    ("#### +-5", "5", False),
+    ("#### -US$15", "-15", True),
+    ("#### -₩500", "-500", True),
+    ("#### -Rs. 500", "500", False),
+    (r"\boxed{\frac{1}{-2}}", "-1/2", True),
+    ("#### 10--12", "10", False),
+    ("Total -- 72", "72", True),
+    # number words with a scale
+    ("The answer is one hundred.", "100", True),
+    ("The answer is two thousand.", "2", False),
+    ("#### 3 hundred", "300", True),
+    ("#### $5M", "5000000", True),
+    ("#### 5m", "5", True),
+    ("答案是5万", "50000", True),
+    ("答案是5万", "5", False),
+    ("#### \U0001d7d5\U0001d7d0", "72", True),
+    # lists
+    ("#### 5 and 6", "5", False),
+    ("#### 2, 3", "2", False),
+    ("#### 5 to 6", "5", False),
+    ("It is 5 or 6.", "6", False),
+    ("#### 72, 24 in May", "72", True),
+    ("#### 3.14 to 2 decimal places", "3.14", True),
     # hedges
     ("#### 5 or 6", "5", False),
     ("The answer is 5 or 6.", "6", False),
@@ -208,6 +248,21 @@ CHOICES = [
     ("The answer is neither A nor B", "A", False),
     ("Between A and C, I pick C.", "C", True),
     ("C's the one", "C", False),
+    ("The answer isn't B.", "B", False),
+    ("B is wrong.", "B", False),
+    ("It can't be B.", "B", False),
+    ("Option A is incorrect. Option D is correct.", "D", True),
+    ("The answer is (A) or B", "A", False),
+    ("The answer is **A** or **B**", "A", False),
+    ("The answer is either A or B.", "B", False),
+    ("It is A or B", "B", False),
+    ("The answer is A, B and C.", "A", False),
+    (r"\boxed{A, C}", "A", False),
+    ("The answer is A, B is wrong", "A", True),
+    ("The answer is definitely C. A and B fail.", "C", True),
+    (r"\boxed{\text{Option B}}", "B", True),
+    ("答案是（Ａ）", "A", True),
+    ("`A`", "A", True),
 ]
 
 OPTIONS = ("a magnet", "a nail", "It depends.", "magnets and nails")
@@ -254,6 +309,11 @@ LABELS = [
     ("The relationship is entailment.", "yes", True),
     ("**Label:** neutral", "neutral", True),
     ("The relation is not clear, so no", "no", False),
+    ("### no, yes", "no", False),
+    ("### **yes** or **no**", "yes", False),
+    ("### Yes, no doubt about it", "yes", True),
+    ("### It isn’t possible to tell.", "neutral", True),
+    ("### ｙｅｓ", "yes", True),
 ]
 
 
@@ -488,7 +548,23 @@ def test_any_text_gets_a_verdict(response: str, truncated: bool) -> None:
             assert result == grade(response, f" {gold} ", f"{kind}:suffix", truncated=truncated)
 
 
-DEGENERATE = ["9", "9 ", "1,", "1 + ", "1 = ", "1 234 ", ".5", "\\boxed{", "\\text{", "the answer is ", "### ", "A or "]
+DEGENERATE = [
+    "9",
+    "9 ",
+    "1,",
+    "1 + ",
+    "1 = ",
+    "1 234 ",
+    ".5",
+    "1.234",
+    "1.234,",
+    "A, ",
+    "\\boxed{",
+    "\\text{",
+    "the answer is ",
+    "### ",
+    "A or ",
+]
 
 
 @pytest.mark.parametrize("unit", [*DEGENERATE, "<answer>", "</think>", "<think>", "\n", "答案", "a", "Question:\n"])

@@ -42,6 +42,7 @@ EQUAL = [
     (r"\boxed{343, 125}", r"125 \text{ and } 343"),
     (r"\boxed{x=2 \text{ or } x=3}", "2,3"),
     (r"\boxed{\pm 2}", "2,-2"),
+    (r"\boxed{\emptyset}", r"\varnothing"),
     (r"\boxed{x \in [1,2]}", "[1,2]"),
     (r"\boxed{(-\infty,1)\cup(2,\infty)}", r"(-\infty, 1) \cup (2, \infty)"),
     (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),

@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import islice
@@ -33,7 +34,8 @@ AUDITED = ("wrong", "no_answer")
 PARALLEL = 8  # requests at a time
 TRIES = 6
 LONGEST_WAIT = 120.0  # seconds between two tries
-TIMEOUT = 300.0  # seconds for one reply
+TIMEOUT = 120.0  # seconds without a byte of a reply
+LONGEST_REPLY = 1 << 20  # bytes; a judge needs a few hundred
 TAIL = 8000  # characters of a response that the judge sees: its end
 
 INSTRUCTIONS = """\
@@ -72,7 +74,7 @@ class Judge:
             asked: str | None = None
             try:
                 with _post(request, timeout=TIMEOUT) as reply:
-                    return _content(reply.read(), self.url)
+                    return _content(reply.read(LONGEST_REPLY), self.url)
             except urllib.error.HTTPError as error:
                 with error:
                     failure = f"HTTP {error.code}: {error.read(300).decode('utf-8', 'replace').strip()}"
@@ -174,11 +176,27 @@ def audit(source: Path, output: Path, judge: Judge, limit: int | None, progress:
 
 def _verdicts(rows: Iterator[tuple[int, Json]], done: Mapping[int, Json], judge: Judge) -> Iterator[Json]:
     todo = ((number, row) for number, row in rows if number not in done)
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        while batch := list(islice(todo, PARALLEL)):
-            for (number, row), reply in zip(batch, pool.map(lambda item: judge.ask(item[1]), batch), strict=True):
-                graded = {field: row[field] for field in ("reason", "gold", "answer")}
-                yield {"row": number, **graded, "verdict": verdict(reply), "reply": reply}
+    while batch := list(islice(todo, PARALLEL)):
+        asked = [_asked(judge, row) for _, row in batch]
+        for (number, row), future in zip(batch, asked, strict=True):
+            reply = future.result()
+            graded = {field: row[field] for field in ("reason", "gold", "answer")}
+            yield {"row": number, **graded, "verdict": verdict(reply), "reply": reply}
+
+
+def _asked(judge: Judge, row: Json) -> Future[str]:
+    """The judge's words about a row, once they are there. A thread of an executor would keep Ctrl-C, and the end of
+    this process, waiting for an endpoint that hangs."""
+    future: Future[str] = Future()
+
+    def ask() -> None:
+        try:
+            future.set_result(judge.ask(row))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return future
 
 
 def _publish(output: Path, lines: list[Json]) -> None:
@@ -217,7 +235,7 @@ def _lines(source: Path) -> Iterator[tuple[str, Any]]:
         rows = (line for line in file if line.strip())
         for number, line in enumerate(rows, 1):
             try:
-                yield f"{source}, row {number}", json.loads(line.decode("utf-8"))
+                yield f"{source}, row {number}", json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{source}, row {number}: not JSON in UTF-8: {error}") from None
 
@@ -253,7 +271,10 @@ def _resumed(file: IO[bytes], about: Json, part: Path) -> dict[int, Json]:
     content = file.read()
     whole = content[: content.rfind(b"\n") + 1]
     file.truncate(len(whole))
-    lines = [json.loads(line) for line in whole.splitlines()]
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except (ValueError, RecursionError):
+        raise UserError(f"{part}: is not what an unfinished audit leaves; remove it") from None
     if not lines:
         file.write(json.dumps(about).encode() + b"\n")
         file.flush()
@@ -266,6 +287,6 @@ def _resumed(file: IO[bytes], about: Json, part: Path) -> dict[int, Json]:
 def _content(reply: bytes, url: str) -> str:
     try:
         content = json.loads(reply)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise UserError(f"{url} answers, but not as an OpenAI-compatible endpoint does; check the URL") from None
     return content if isinstance(content, str) else ""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from reprlib import repr as brief
 from typing import Literal, NamedTuple, get_args
 
 from bridge.config.grading import Grading
@@ -135,7 +136,7 @@ def canonical(gold: str, kind: str, policy: Grading = POLICY) -> str:
             "label": "a label",
             "latex": "a formula",
         }
-        raise UserError(f"gold {gold!r} is not {named[kind]}")
+        raise UserError(f"gold {brief(gold)} is not {named[kind]}")
     return form
 
 

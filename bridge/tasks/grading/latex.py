@@ -106,6 +106,7 @@ def _formula(region: str) -> str | None:
 def _normal(formula: str) -> str:
     text = _ROMAN.sub(r"\1", _DISPLAY.sub("", numbers.same(formula)))
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text).replace("\\degree", "^\\circ")
+    text = text.replace("\\varnothing", "\\emptyset")
     text = text.strip().strip("$").rstrip(".")
     return " ".join(_SPACE.sub(" ", text).split())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from bridge.tasks.grading.response import after_cues, after_hashes, in_box, in_tag
@@ -17,16 +18,20 @@ MAX_DIGITS = 300  # also the largest exponent: a longer literal is no answer, an
 
 _SAME = str.maketrans(
     {
-        **dict.fromkeys("−‐‑–﹣－", "-"),
-        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff"),
+        **dict.fromkeys("−‐‑‒–˗➖﹣－", "-"),
+        **dict.fromkeys("’ʼ＇", "'"),
+        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"),
         **{chr(ord(zero) + digit): str(digit) for zero in "０٠۰०০੦૦୦௦౦೦൦๐໐༠၀" for digit in range(10)},
-        **dict(zip("＝％，：＋．／＄٫٬٪", "=%,:+./$.,%", strict=True)),
+        **{chr(0x1D7CE + index): str(index % 10) for index in range(50)},  # bold and other mathematical digits
+        **dict(zip("＝％，：＋．／∕＄￥￡٫٬٪", "=%,:+.//$¥£.,%", strict=True)),
     }
 )
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 _POWERS = str.maketrans("²³", "23")
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
+_MONEY = "€£¥₹₩₽₺₪₫₦₱₴฿"
+_CODES = "USD|EUR|GBP|CHF|INR|JPY|CNY|CAD|AUD"
 _SEPARATOR = r"(?:\{,\}|,\\!|\\,|\\!|[,'\u00a0\u2009\u202f])"
 _INT = (
     r"(?:[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3}(?![0-9,])|"  # 1,00,000: lakhs
@@ -34,10 +39,15 @@ _INT = (
     r"|[0-9]{1,3}(?:\ [0-9]{3}){1,12}(?![0-9-])"  # not "3 200-page books"
     r"|[0-9]+)"
 )
-_DECIMAL = rf"(?:{_INT}(?:\.[0-9]+)?|\.[0-9]+)"
+# 1.234,56 and 1 234,56 and 1.234.567: nothing else can be meant. 12,34 and 1.234 say no such thing.
+_CONTINENTAL = (
+    r"[0-9]{1,3}(?:(?:\.[0-9]{3}){1,12},[0-9]+|(?:[\ \u00a0\u2009\u202f][0-9]{3}){1,12},[0-9]{1,2}"
+    r"|(?:\.[0-9]{3}){2,12})(?![0-9])"
+)
+_DECIMAL = rf"(?:{_CONTINENTAL}|{_INT}(?:\.[0-9]+)?|\.[0-9]+)"
 _FRAC = (
     rf"\\[dtc]?frac\s*(?:\{{\s*(?P<top>[-+]?{_DECIMAL})\s*\}}|(?P<top1>[0-9]))"
-    rf"\s*(?:\{{\s*(?P<bottom>{_DECIMAL})\s*\}}|(?P<bottom1>[0-9]))"
+    rf"\s*(?:\{{\s*(?P<bottom>[-+]?{_DECIMAL})\s*\}}|(?P<bottom1>[0-9]))"
 )
 _LITERAL = re.compile(
     rf"""
@@ -54,6 +64,7 @@ _LITERAL = re.compile(
     """,
     re.VERBOSE,
 )
+_SIGNED_CONTINENTAL = re.compile(rf"[-+]?{_CONTINENTAL}")
 _PLAIN = re.compile(r"[\s*$]*([-+]?[0-9]{1,18})[\s*$.]*")
 _ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _ONES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
@@ -65,33 +76,47 @@ _WORDS = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _OR = re.compile(r"[\s,*_$]*\bor\b[\s*_$]*", re.IGNORECASE)
+_LIST = re.compile(rf"[\s*_$]*(?:[,;&]|,?\s*\band\b|\bto\b)[\s*_$\\{_MONEY}]*", re.IGNORECASE)
 _SIGN_WORD = re.compile(
     r"(?:\bnegative|(?:\A|[=:(*]|\b(?:is|was|be|to))\s*\bminus)\s+(?:\\?\$|[€£¥₹])?\Z", re.IGNORECASE
 )
-_SIGN = re.compile(r"([-+])(\s*)(?:\\?\$|[€£¥₹])?\s*\Z")
+_SIGN = re.compile(
+    rf"([-+])(\s*)(?:\\[,;! ])?[(\[{{]?(?:(?:\b[A-Z]{{1,2}})?\\?\$|[{_MONEY}]|\b(?:{_CODES}|Rs\.?))?\s*\Z"
+)
+_MINUS_GROUP = re.compile(r"-\s*[(\[{]\s*\Z")
 _UNREAD_BEFORE = re.compile(r"(?:\\(?:sqrt|log|ln|exp|[dt]?frac|pm|binom)\b[^\s]*|[√±≤≥])\s*\Z")
 _UNREAD_AFTER = re.compile(r"\s*(?:\^(?!\s*\{?\s*\\circ)|[²³⁴-⁹]|\*\*[0-9(]|[π√∞]|\\(?:pi|sqrt|[dt]?frac|infty)\b)")
 
 _UNIT = r"(?:\s*(?:\\(?:text|mathrm|mbox)\{[^{}]*\}|[A-Za-z%°¢]+(?![A-Za-z%°¢]))){0,3}"
 _OPERATOR = re.compile(
-    rf"\s+|{_UNIT}[\s)\]}}$]*(?:[-+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
-    r"[\s(\[{$\\€£¥₹]*"
+    rf"\s+|{_UNIT}[\s)\]}}$]*"
+    r"(?:-{1,3}|[+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
+    rf"[\s(\[{{$\\{_MONEY}]*"
 )
-_EQUALS = re.compile(rf"{_UNIT}[\s()\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\€£¥₹*]*")
+_EQUALS = re.compile(rf"{_UNIT}[\s()\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\{_MONEY}*]*")
 _NEW_THOUGHT = re.compile(r"\b(?:because|since|as|so|where|when|if|and|with|for|but|or|then|that|which|is|are|was)\b")
 
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_BOX_HEAD = re.compile(r"(?:[^0-9\\]*(?:[=:≈]|\\approx|\\sim))?(?:\\[ ,;!$]|[\s$(\[{~€£¥₹*\"'+-]|USD|EUR|Rs\.?)*")
-_BOX_TAIL = re.compile(
-    r"(?!\s*!)(?![xyzn]\b)(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
+_BOX_HEAD = re.compile(
+    r"(?:[^0-9\\]*(?:[=:≈]|\\approx|\\sim))?"
+    rf"(?:\\[ ,;!$]|[\s$(\[{{~{_MONEY}*\"'+]|{_CODES}|Rs\.?|[A-Z]{{1,2}}(?=\\?\$))*"
 )
-_SCALE = re.compile(r"[\s~$}]*\b((?i:thousand|million|billion|trillion))\b(?!-)|(k)\b|(?<=[0-9])(K)\b")
-_TIMES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_BOX_TAIL = re.compile(
+    r"(?!\s*!)(?![xyzn]\b)"
+    r"(?:\\[ ,;!%$]|\^?\{?\\circ\}?|[\s$()\[\]}~%°¢€£₽₺₫₴.!,;:*\"']|/?[A-Za-z](?:\^\{?[23]\}?|[²³])?)*"
+)
+_SCALE = re.compile(
+    r"[\s~$}]*\b((?i:hundred|thousand|lakh|million|crore|billion|trillion))\b(?!-)|(k)\b|\s*(万亿|万|亿)"
+    r"|(?<=[0-9])(K|[Mm]|B|bn)\b"
+)
+_TIMES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_TIMES |= {"lakh": 10**5, "crore": 10**7, "万": 10**4, "亿": 10**8, "万亿": 10**12}
+_TIMES |= {"k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9}
 _PERCENT = re.compile(r"[\s~$}]*(?:\\?%|\\text\s*\{\s*(?:%|percent)|percent\b)", re.IGNORECASE)
 _WORD = re.compile(
     r"(?:\\[ ,;!]|[\s~$}])*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?(\^?\{?\\circ|[A-Za-z°¢/]+(?:\^?\{?[23]|[²³])?)"
 )
-_CURRENCY = re.compile(r"([$€£¥₹])[\s{]*\Z")
+_CURRENCY = re.compile(rf"([${_MONEY}])[\s{{]*\Z")
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 _SENTENCE_END = re.compile(r"(?<=[A-Za-z)])[.!?]\s")
 
@@ -127,7 +152,7 @@ class Number(NamedTuple):
             return 0
         match = self.literal.match
         scaled = match["e"] or match["power"] or match["power2"] or match["power3"] or _scale(self.literal) != 1
-        return len(match["decimal"].partition(".")[2]) if match["decimal"] and not scaled else None
+        return len(_pointed(match["decimal"]).partition(".")[2]) if match["decimal"] and not scaled else None
 
     @property
     def unit(self) -> str:
@@ -171,19 +196,29 @@ def _read(region: str) -> Number | None:
     chains = _chains(text, _literals(text, signed_start=True))
     if not chains:
         return _in_words(text)
-    if len(chains) > 1 and _OR.fullmatch(text[chains[0][-1][-1].end : chains[1][0][0].start]):
+    between = [text[a[-1][-1].end : b[0][0].start] for a, b in pairwise(chains)]
+    if between and (_OR.fullmatch(between[0]) or _is_list(between, text[chains[-1][-1][-1].end :])):
         return None
     return _result(chains[0])
 
 
+def _is_list(between: list[str], tail: str) -> bool:
+    """Whether a region is nothing but numbers side by side, "5, 6 and 7" or "5 to 7"."""
+    return not tail.strip(" \t.*_$)") and all(map(_LIST.fullmatch, between))
+
+
 def _in_words(region: str) -> Number | None:
-    """The number of a region that is a number word below a hundred, perhaps with one word behind it: "twelve eggs"."""
+    """The number of a region that is a number word below a hundred, perhaps with one word behind it: "twelve eggs",
+    "two million"."""
     match = _WORDS.fullmatch(region)
     if match is None:
         return None
     tens, ones = match.group("tens"), match.group("one") or match.group("ones")
     value = (10 * _TENS.index(tens.lower()) if tens else 0) + (_ONES.index(ones.lower()) if ones else 0)
-    return Number(Fraction(-value if match.group("sign") else value), word=match.group("unit") or "")
+    word = match.group("unit") or ""
+    scale = _TIMES.get(word.lower()) if len(word) > 2 else None  # five m are metres
+    value *= scale or 1
+    return Number(Fraction(-value if match.group("sign") else value), word="" if scale else word)
 
 
 def _last(text: str) -> Number | None:
@@ -192,7 +227,10 @@ def _last(text: str) -> Number | None:
         line = _clean(line)
         literals = _literals(line, signed_start=False)
         if literals:
-            return _result(_chains(line, literals)[-1])
+            chains = _chains(line, literals)
+            if len(chains) > 1 and _OR.fullmatch(line[chains[-2][-1][-1].end : chains[-1][0][0].start]):
+                return None
+            return _result(chains[-1])
     return None
 
 
@@ -231,13 +269,15 @@ def _sign(text: str, start: int, signed_start: bool) -> tuple[bool | None, int]:
     None instead of a truth value: it is glued to a word (B-52, x+7). A dash after a number is an operator or a range,
     and one before a space is a sign only at the start of an answer or after `=`, `(` or `:`.
     """
-    match = _SIGN.search(text, max(0, start - 8), start)
+    match = _SIGN.search(text, max(0, start - 12), start)
     if match is None:
         worded = text[max(0, start - 9) : start].rstrip("$€£¥₹\\ ")[-1:] in ("s", "e", "S", "E")
         return worded and bool(_SIGN_WORD.search(text, max(0, start - 20), start)), start
     before = text[max(0, match.start() - 40) : match.start()]
     previous = before.rstrip()[-1:]
-    if previous.isdigit() or (previous and previous in ")]}%°-+" + _VULGAR):
+    if _MINUS_GROUP.search(before):  # -(-5)
+        return None, match.start()
+    if previous.isdigit() or (previous and previous in ")]}%°-" + _VULGAR):
         return False, start
     if before[-1:].isalpha() and not match.group(2):
         return None, start
@@ -266,7 +306,7 @@ def _scale(literal: _Literal) -> int:
     """What a word such as million behind a literal multiplies it by. 5k and $5K are thousands, 300K a temperature."""
     text, start = literal.match.string, literal.match.start()
     found = _SCALE.match(text, literal.match.end())
-    if not found or (found.group(3) and not _CURRENCY.search(text[max(0, start - 3) : start])):
+    if not found or (found.group(4) and not _CURRENCY.search(text[max(0, start - 3) : start])):
         return 1
     return _TIMES[next(filter(None, found.groups())).lower()]
 
@@ -299,7 +339,14 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
-    return Fraction(int(text) if text.isdigit() else re.sub(r"[^0-9.+-]", "", text))
+    return Fraction(int(text) if text.isdigit() else _pointed(text))
+
+
+def _pointed(text: str) -> str:
+    """A decimal as Python reads it: a point before the decimals, and no separators."""
+    if _SIGNED_CONTINENTAL.fullmatch(text):
+        return re.sub(r"[^0-9,+-]", "", text).replace(",", ".")
+    return re.sub(r"[^0-9.+-]", "", text)
 
 
 def _chains(text: str, literals: list[_Literal]) -> list[list[list[_Literal]]]:

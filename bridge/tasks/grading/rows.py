@@ -74,7 +74,7 @@ def grade_rows(
 
 def _graded(line: bytes, place: str, policy: Grading) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON in UTF-8: {error}") from error
     if not isinstance(row, dict):

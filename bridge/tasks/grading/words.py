@@ -12,44 +12,59 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 
 # "a" and "I" are words as well as letters: before another word they are letters only if that word goes on to argue.
 _ARGUES = r"(?:because|since|as|for|due|is|and|which|with|by|given|not)\b"
-_HEDGED = r"\s*(?:,\s*)?(?:or|and|[/&])\s*(?:(?:maybe|perhaps|possibly|even)\s+)?"
-_ALONE = rf"(?![\w^\\]|['’]\w)(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])(?!{_HEDGED}\(?[A-Jb-j]\b)"
+_HEDGED = r"[\s)\]*_\"']*(?:,\s*)?(?:or|and|[/&])\s*(?:(?:maybe|perhaps|possibly|even)\s+)?[(\[*_\"']*"
+_ALONE = rf"(?![\w^\\]|['’]\w)(?!(?<=[AaIi])\s+(?!{_ARGUES})[A-Za-z])"
 _PICK = r"(?:\b(?:choose|pick|select|go\ with)|\b(?:[Oo]ption|[Cc]hoice))\s+(?:option\s+)?"
-_LETTER_FIRST = re.compile(
-    r"(?:(?i:the|correct|right|option|choice|letter|answer|is)\b|[\s*_`\"'(\[{$:#])*"
-    rf"([A-Ja-j]){_ALONE}"
+_BEFORE_LETTER = (
+    r"(?:(?i:the|correct|right|best|options?|choices?|letters?|answer|is|most|likely|probably|definitely|clearly"
+    r"|certainly|either|both)\b|[\s*_`\"'(\[{$:#])*"
+)
+_LETTER_FIRST = re.compile(rf"{_BEFORE_LETTER}([A-Ja-j]){_ALONE}")
+# "A or B", "(A), (C)", "A, B and D"
+_SEVERAL = re.compile(
+    rf"{_BEFORE_LETTER}[A-Ja-j](?!\w)(?:{_HEDGED}[A-Jb-j]\b"
+    r"|[\s)\]*_\"']*,\s*[(\[*_\"']*[A-J](?!\w)[)\]}*_\"'.$\s]*(?:,|(?:and|or|&)\s|\Z))"
 )
 _LETTER_IN_TAIL = re.compile(rf"\(([A-J])\)|{_PICK}[(*\"']*([A-J])(?!\w)", re.VERBOSE)
-_BOX_LETTER = re.compile(r"[\s({\[*]*([A-Ja-j])\s*(?:\Z|[.:),\]}*])")
+_BOX_LETTER = re.compile(r"(?:(?i:option|choice|answer)\b[\s:]*)?[\s({\[*]*([A-Ja-j])\s*(?:\Z|[.:),\]}*])")
 _LONE = re.compile(
-    rf"""^[ \t*_"'(\[]*([A-Ja-j])[*_"']*(?:[.):\]]|[ \t]*$)   # "b. nine", "(C)", a line of its own
+    rf"""^[ \t*_"'(\[`$]*([A-Ja-j])[*_"'`$]*(?:[.):\]]|[ \t]*$)   # "b. nine", "(C)", a line of its own
     | [(\[*]([A-J])[)\]*]                                     # "so (C) it is", **C**
     | {_PICK}[(*"']*([A-Ja-j])(?!\w)
     | \b([A-J])\s+is\s+(?:the\s+)?(?:correct|right|best)\b
     | (?<![\w’\\.])(?<!\w')([B-HJ])(?![\w^\\=]|['’]\w)    # a capital in prose
-    | (?<![\w'’\\.])([AI])(?=[.,;!]|\s*\Z)                    # the same, where it cannot be an article or pronoun
+    | (?<![\w'’\\.])([AI])(?=[.,;!/&]|\s*\Z|\s+(?:or|and|nor)\s+\(?[B-J]\b)  # A, I: where they are no words
     """,
     re.VERBOSE | re.MULTILINE,
 )
 
 _OPTION_LINE = re.compile(r"^[ \t]*(?:Options:[ \t]*)?\(?([A-J])[.):][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 
-_NEGATED = re.compile(r"\b(?:not|neither|nor)\s+(?:option\s+)?\(?[A-J]\)?(?!\w)")
+_NEGATED = re.compile(
+    r"(?:\b(?:not|neither|nor|never|cannot)|n['’]t)(?:\s+be)?\s+(?:(?:option|choice|answer)\s+)?\(?[A-J]\)?(?!\w)"
+    r"|(?<!\w)\(?[A-J]\)?\s+(?:(?:is|was|seems|looks)(?:\s+not|n['’]t|\s+(?:clearly\s+)?(?:wrong|incorrect|false|out))"
+    r"|(?:cannot|can\s+not|can['’]t)\s+be)\b"
+    r"|\b[Bb]etween\s+\(?[A-J]\)?\s+and\s+\(?[A-J]\)?(?!\w)"
+)
+_WIDE = str.maketrans({chr(0xFF01 + index): chr(0x21 + index) for index in range(94)})
 _RELATION = re.compile(r"\b(?:label|relation(?:ship)?)[*_]*\s*(?:\bis\b|:)[*_]*\s*(?:that\s+of\s+)?", re.IGNORECASE)
 
 _SYNONYMS = {
-    "yes": ("yes", "entailment", "entails"),
+    "yes": ("yes", "entailment", "entails", "entailed"),
     "it is not possible to tell": (
         "it is not possible to tell",
         "it's not possible to tell",
+        "it isn't possible to tell",
         "not possible to tell",
         "it is impossible to tell",
         "impossible to tell",
         "cannot tell",
         "can't tell",
+        "we cannot tell",
+        "we can't tell",
         "neutral",
     ),
-    "no": ("no", "contradiction", "contradicts"),
+    "no": ("no", "contradiction", "contradicts", "contradictory"),
 }
 _LABEL_OF = {spelling: label for label, spellings in _SYNONYMS.items() for spelling in spellings}
 _ARTICLE = re.compile(r"(?:a|an|the)\s+(?=\S)")
@@ -63,6 +78,7 @@ def choice(text: str, explicit: bool, options: Sequence[str] = ()) -> tuple[str 
     stands alone, if only one does, or a last line that is one option's text. In a marked region the text of one of
     `options` is as good as its letter.
     """
+    text = _narrow(text)
     for tail in (*_cues(text), in_tag(text) or ""):
         letter = _cued(tail) or _named_option(tail, options)
         if letter:
@@ -70,7 +86,7 @@ def choice(text: str, explicit: bool, options: Sequence[str] = ()) -> tuple[str 
     box = in_box(text)
     if box is not None:
         inner = _WRAPPER.sub(r"\1", box)
-        match = _BOX_LETTER.match(inner)
+        match = None if _SEVERAL.match(inner) else _BOX_LETTER.match(inner)
         return (match.group(1).upper() if match else _named_option(inner, options)), "box"
     if explicit:
         return None, "none"
@@ -100,6 +116,7 @@ def label(text: str, gold: str, explicit: bool) -> tuple[str | None, str]:
     line if a label is all that its sentence says. A label counts where it starts the region as whole words. Where gold
     is none of the labels of inference, other labels are not known, and the words up to the first stop are the answer.
     """
+    text = _narrow(text)
     marks = _MARK.findall(text)
     for rule, region in (("hash", marks[-1] if marks else None), ("box", in_box(text)), ("tag", in_tag(text))):
         if region is not None:
@@ -141,7 +158,10 @@ def _cues(text: str) -> Iterator[str]:
 
 
 def _cued(tail: str) -> str | None:
-    match = _LETTER_FIRST.match(_WRAPPER.sub(r"\1", in_box(tail) or tail))
+    marked = _WRAPPER.sub(r"\1", in_box(tail) or tail)
+    if _SEVERAL.match(marked):
+        return None
+    match = _LETTER_FIRST.match(marked)
     if match:
         return match.group(1).upper()
     inner = {a or b for a, b in _LETTER_IN_TAIL.findall(tail)}
@@ -163,9 +183,14 @@ def _named_option(region: str, options: Sequence[str]) -> str | None:
     return chr(ord("A") + texts.index(first))
 
 
+def _narrow(text: str) -> str:
+    """Letters, digits and punctuation as wide as in Chinese text are the ordinary ones."""
+    return text if text.isascii() else text.translate(_WIDE)
+
+
 def _plain(text: str) -> str:
     """A text as options are compared: lower case, single spaces, no article in front and no stop at the end."""
-    words = " ".join(text.strip(_LABEL_DECORATION + '")]}$,;').replace("’", "'").casefold().split())
+    words = " ".join(_narrow(text).strip(_LABEL_DECORATION + '")]}$,;').replace("’", "'").casefold().split())
     return _ARTICLE.sub("", words)
 
 
@@ -178,10 +203,13 @@ def _leading_label(region: str, gold: str, marked: bool) -> str | None:
     for spelling in sorted((*_LABEL_OF, wanted), key=len, reverse=True):
         match = re.match(re.escape(spelling) + end, plain)
         if match:
-            other = re.match(_HEDGED, plain[match.end() :])
-            rest = plain[match.end() + other.end() :] if other else ""
-            hedged = any(re.match(re.escape(word) + r"(?!\w)", rest) for word in _LABEL_OF)
-            return None if hedged else _LABEL_OF.get(spelling, spelling)
+            found = _LABEL_OF.get(spelling, spelling)
+            rest = plain[match.end() :]
+            other = re.match(_HEDGED, rest)
+            said = rest[other.end() :] if other else ""
+            hedged = any(re.match(re.escape(word) + r"(?!\w)", said) for word in _LABEL_OF)
+            second = canonical_label(rest.strip(",;/"))  # "yes, no"
+            return None if hedged or (second in _SYNONYMS and second != found) else found
     if wanted in _SYNONYMS or not marked:
         return None
     return plain.partition(".")[0].partition(",")[0].strip(_LABEL_DECORATION) or None

@@ -72,6 +72,7 @@ def test_lengths_by_a_tokenizer(bridge: Any, data: Path, tmp_path: Path) -> None
         (("gsm8k", "--split", "test", "-o", "x.parquet", "pth=y"), "unknown key; did you mean 'path'?"),
         (("gsm8k", "--split", "test", "-o", "x.parquet", "--size", "9"), "has 2 rows for split test"),
         (("igsm", "--split", "test", "-o", "x.parquet"), "size: is required"),
+        (("igsm", "--split", "sft", "--size", "2", "-o", "x.json"), "only rows of a public data set have R³'s form"),
         (("gsm8k", "--split", "test"), "give TASK, --split and --output, or --check FILE"),
         (("gsm9k", "--split", "test", "-o", "x.parquet"), "there is no task 'gsm9k'; did you mean 'gsm8k'?"),
         (("--check", "nothing.parquet"), "nothing.parquet: no such file"),
@@ -173,6 +174,12 @@ def test_labels_and_r3s_files_are_checked_too(tmp_path: Path) -> None:
     write_split(task("snli", tmp_path / "d"), DataSettings(kind="data", split="test"), file)
     found = check(file, [])
     assert found["ok"] and found["answers"] == {"yes": 2, "it is not possible to tell": 2, "no": 2}
+
+
+def test_an_empty_file_is_not_sound(bridge: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_bytes(b"\n")
+    code, _, err = bridge("data", "--check", tmp_path / "empty.jsonl")
+    assert code == 1 and "empty.jsonl: has no rows" in err
 
 
 def test_what_cannot_be_read_to_the_end_is_a_problem(tmp_path: Path) -> None:

@@ -233,6 +233,11 @@ BROKEN: list[tuple[str, str, Any, str]] = [
     ("arc", "test.jsonl", {"id": "x", "question": "Why?", "choices": "A, B"}, "line 2: `choices`"),
     ("arc", "test.jsonl", {**arc(1, "AA", 0)}, "line 2: `answerKey`"),
     ("arc", "test.jsonl", arc(1, "A", 0), "line 2: the options must be two to ten"),
+    ("arc", "test.jsonl", {k: v for k, v in arc(1).items() if k != "answerKey"}, "line 2: `answerKey` is missing"),
+    ("mnli", "dev.jsonl", {k: v for k, v in nli(1).items() if k != "gold_label"}, "line 2: `label` (`gold_label`"),
+    ("mnli", "dev.jsonl", {"question": "Why?", "answer": "#### 1"}, "line 2: `label` (`gold_label`"),
+    ("race", "test.jsonl", {"instruction": "Which?", "output": "### AB"}, "line 2: the answer must be a letter"),
+    ("snli", "test.jsonl", {**nli_hub(1), "label": "x" * 10_000_000}, "line 2: the label must be"),
     ("mnli", "dev.jsonl", nli(1, "maybe"), "line 2: the label must be entailment"),
     ("mnli", "dev.jsonl", {**nli(1), "sentence2": ""}, "line 2: `sentence2` must be text"),
     ("snli", "test.jsonl", {**nli_hub(1), "label": 7}, "line 2: the label must be"),
@@ -249,14 +254,17 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path: Path, name: str, file:
     path = write_jsonl(tmp_path / file, [GOOD[name], row])
     with pytest.raises(UserError) as caught:
         rows(task(name, tmp_path), "test")
-    assert f"{path}, {said}" in str(caught.value)
+    assert f"{path}, {said}" in str(caught.value) and len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
         ("test.jsonl", b'{"question": "a"', "line 1: not JSON"),
-        ("test.jsonl", b"\xff\xfe", "not UTF-8"),
+        ("test.jsonl", b"\xff\xfe", "line 1: not UTF-8"),
+        ("test.jsonl", b'{"question": "a", "answer": "#### 1"}\n\n{"question": "\xff"}', "line 3: not UTF-8"),
+        ("test.json", b'[\n"\xe2\x80\xa8\xff"]', "line 2: not UTF-8"),
+        ("test.csv", b"question,answer\n\xff,1\n", "line 2: not UTF-8"),
         ("test.json", b'[\n{"question": "a"},\n{"answer": }]', "line 3: not JSON"),
         ("test.json", b"[" * 100_000, "not JSON"),
         ("test.parquet", b"PAR1 no PAR1", "Parquet"),
@@ -271,9 +279,28 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, file: str, content:
     assert str(tmp_path / file) in str(caught.value) and said in str(caught.value)
 
 
+@pytest.mark.parametrize("file", ["test.jsonl", "test.json", "test.csv"])
+def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(tmp_path: Path, file: str) -> None:
+    row = gsm8k(1)
+    content = {
+        "test.jsonl": json.dumps(row) + "\r\n",
+        "test.json": json.dumps([row], indent=1).replace("\n", "\r\n"),
+        "test.csv": f'question,answer\r\n{row["question"]},"{row["answer"]}"\r\n',
+    }[file]
+    (tmp_path / file).write_bytes(b"\xef\xbb\xbf" + content.encode())
+    (found,) = rows(task("gsm8k", tmp_path), "test")
+    assert found.extra["question"] == row["question"] and found.gold == "5"
+
+
 def test_a_path_without_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("test", encoding="utf-8")
-    for path, said in ((tmp_path, "holds no data file"), (tmp_path / "x", "no such file or folder")):
+    (tmp_path / "train.jsonl").mkdir()
+    (tmp_path / "test.jsonl.gz").write_bytes(b"\x1f\x8b")
+    for path, said in (
+        (tmp_path, "holds no data file"),
+        (tmp_path / "test.jsonl.gz", "holds no data file"),
+        (tmp_path / "x", "no such file or folder"),
+    ):
         with pytest.raises(UserError, match=said):
             task("gsm8k", path)
     write_jsonl(tmp_path / "test.jsonl", [gsm8k(1)])
