@@ -81,7 +81,7 @@ _SIGN_WORD = re.compile(
     r"(?:\bnegative|(?:\A|[=:(*]|\b(?:is|was|be|to))\s*\bminus)\s+(?:\\?\$|[€£¥₹])?\Z", re.IGNORECASE
 )
 _SIGN = re.compile(
-    rf"([-+])(\s*)(?:\\[,;! ])?[(\[{{]?(?:(?:\b[A-Z]{{1,2}})?\\?\$|[{_MONEY}]|\b(?:{_CODES}|Rs\.?))?\s*\Z"
+    rf"([-+])(\s*)(?:\\[,;! ])?[(\[{{]?(?:(?:\b[A-Z]{{1,2}})?\\?\$|[{_MONEY}]|\b(?:{_CODES}|Rs\.?))?\s*[(\[{{]?\s*\Z"
 )
 _MINUS_GROUP = re.compile(r"-\s*[(\[{]\s*\Z")
 _UNREAD_BEFORE = re.compile(r"(?:\\(?:sqrt|log|ln|exp|[dt]?frac|pm|binom)\b[^\s]*|[√±≤≥])\s*\Z")
@@ -90,7 +90,7 @@ _UNREAD_AFTER = re.compile(r"\s*(?:\^(?!\s*\{?\s*\\circ)|[²³⁴-⁹]|\*\*[0-9(
 _UNIT = r"(?:\s*(?:\\(?:text|mathrm|mbox)\{[^{}]*\}|[A-Za-z%°¢]+(?![A-Za-z%°¢]))){0,3}"
 _OPERATOR = re.compile(
     rf"\s+|{_UNIT}[\s)\]}}$]*"
-    r"(?:-{1,3}|[+*/×·÷^:]|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
+    r"(?:-{1,3}|[+*/×·÷^]|(?<=\s):|:(?!\s)|\*\*|\\times|\\cdot|\\div|x|times|plus|minus|(?:divided|multiplied)\ by)"
     rf"[\s(\[{{$\\{_MONEY}]*"
 )
 _EQUALS = re.compile(rf"{_UNIT}[\s()\]}}$*]*(?:=|≈|\\approx)(?:\s*[A-Za-z][\w ]{{0,20}}=)*[\s(\[{{$\\{_MONEY}*]*")

@@ -196,7 +196,7 @@ def _plain(text: str) -> str:
 
 def _leading_label(region: str, gold: str, marked: bool) -> str | None:
     """The label that starts a region: as whole words after a marker, as all that a sentence says without one."""
-    end = r"(?!-?\w)(?!\s+one\b)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
+    end = r"(?!-?\w)(?!\s+(?:one|contradiction|entailment)\b)" if marked else r"(?=\s*(?:[.,;:!*_]|\Z))"
     region = _WRAPPER.sub(r"\1", region[:MAX_TAIL])
     plain = " ".join(region.lstrip(_LABEL_DECORATION).replace("’", "'").casefold().split())
     wanted = canonical_label(gold)
