@@ -33,7 +33,7 @@ def views(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return shape, stride, draw(st.integers(0, 4095 - min(reach, 4095)))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(view=views(), block=st.integers(1, 40), span=st.sampled_from([2, 64, 1 << 20]), short=st.sampled_from([0, 16]))
 def test_blocks_are_the_elements_in_row_major_order(
     file: SourceFile, view: tuple[tuple[int, ...], tuple[int, ...], int], block: int, span: int, short: int
