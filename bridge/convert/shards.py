@@ -199,7 +199,7 @@ def _mesh_sizes(rank: TorchFile, name: str, mesh: Mapping[str, Any]) -> tuple[in
     if isinstance(ranks := mesh.get("mesh"), TensorRef):
         return ranks.shape
     layout = _fields(mesh.get("_layout"))
-    axes = layout.get("axes")
+    axes: Any = layout.get("axes")
     shapes = [_fields(axis).get("shape") for axis in axes] if type(axes) in (tuple, list) else layout.get("shape")
     if type(shapes) not in (tuple, list):
         raise _strange(rank, name)
