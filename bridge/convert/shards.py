@@ -199,12 +199,13 @@ def _mesh_sizes(rank: TorchFile, name: str, mesh: Mapping[str, Any]) -> tuple[in
     if isinstance(ranks := mesh.get("mesh"), TensorRef):
         return ranks.shape
     layout = _fields(mesh.get("_layout"))
-    axes, shapes = layout.get("axes"), layout.get("shape")
-    if isinstance(axes, tuple | list):
-        shapes = [_fields(axis).get("shape") for axis in axes]
+    axes: Any = layout.get("axes")
+    shapes = [_fields(axis).get("shape") for axis in axes] if type(axes) in (tuple, list) else layout.get("shape")
     if type(shapes) not in (tuple, list):
         raise _strange(rank, name)
-    return tuple(math.prod(_numbers(rank, name, size if type(size) is tuple else (size,))) for size in shapes or ())
+    return tuple(
+        math.prod(_numbers(rank, name, size if type(size) is tuple else (size,))) for size in list[Any](shapes or ())
+    )
 
 
 def _piece(rank: TorchFile, name: str, value: Sharded, origin: tuple[int, ...], local: Any) -> Piece:

@@ -50,7 +50,7 @@ def states(run: Run, runs: Path) -> dict[str, dict[str, Any]]:
     return {f"{e['stage']}/{e['element']}": e for e in value["elements"]}
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"

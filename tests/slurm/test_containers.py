@@ -129,7 +129,7 @@ def person(cluster: Cluster, sif: Path, importable: str) -> Iterator[Person]:
             shutil.chown(path, USER)
         yield found
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a job that was cancelled may be removing its own folder
 
 
 def lock() -> dict[str, str]:
