@@ -79,20 +79,28 @@ def write_data(
     data = _validated(DataSettings, raw, own, f"data {task}")
     if output.suffix not in (".parquet", ".json"):
         raise UserError(f"{output}: the output must end in .parquet, or in .json for R³'s form")
-    if output.exists():
-        raise UserError(f"{output}: exists already; choose another name or remove it")
+    _require_new(output)
     if not output.parent.is_dir():
         raise UserError(f"{output.parent}: there is no such folder")
     chosen = task_settings(task, [pair for pair in pairs if pair not in own])
     lengths = Lengths(tokenizer) if tokenizer else None
     look = lengths.add if lengths else lambda row: None
-    try:
-        # a task of the user's may print, and standard output is for the summary
-        with progress("data", size, "rows") as meter, redirect_stdout(sys.stderr):
-            summary = write_split(chosen, data, output, meter.advance, look, len(os.sched_getaffinity(0)))
-    except OSError as error:
-        raise UserError(f"{output}: cannot be written: {error.strerror}") from None
+    with _work_folder(output, "data") as work:
+        try:
+            _require_new(output)  # again: another process may just have made it
+            made = work / "out" / output.name
+            # a task of the user's may print, and standard output is for the summary
+            with progress("data", size, "rows") as meter, redirect_stdout(sys.stderr):
+                summary = write_split(chosen, data, made, meter.advance, look, len(os.sched_getaffinity(0)))
+            made.rename(output)
+        finally:
+            shutil.rmtree(work)
     return summary | ({"tokens": lengths.summary()} if lengths else {})
+
+
+def _require_new(output: Path) -> None:
+    if output.exists():
+        raise UserError(f"{output}: exists already; choose another name or remove it")
 
 
 def describe_data(summary: Json, output: Path) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from igsm_cases import DEMO
 from public_rows import gsm8k, nli, task, write_json, write_jsonl
@@ -208,3 +211,28 @@ def test_the_stage_pairs_vanilla_and_injected_gsm8k_row_by_row(data: Path, tmp_p
         assert one.response is not None and other.response is not None
         assert set(one.response.split("\n")) <= set(other.response.split("\n"))
     assert found["vanilla"] != found["bridge"]
+
+
+def test_the_same_command_twice_at_once_and_after_a_kill(tmp_path: Path) -> None:
+    """One writes the file, the other says why it does not; what a killed one left is no hindrance."""
+    words = ["igsm", "--split", "sft", "--size", "300", "ops=[3,5]", "-o", "d.parquet"]
+    mine = tmp_path / "d.parquet.tmp"
+    mine.write_text("a file of the user's", encoding="utf-8")
+    command = [sys.executable, "-m", "bridge", "data", *words]
+    killed = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while not (tmp_path / ".d.parquet.work").exists() and killed.poll() is None:
+        time.sleep(0.005)
+    killed.kill()
+    killed.wait()
+    (tmp_path / "d.parquet").unlink(missing_ok=True)  # where it was quicker than the kill
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [process.communicate()[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    (refusal,) = (text for process, text in zip(both, said, strict=True) if process.returncode == 2)
+    assert "another process is making it right now; try again later" in refusal or "exists already" in refusal
+    assert pq.read_table(tmp_path / "d.parquet").num_rows == 300
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.parquet", "d.parquet.tmp"]
+    assert mine.read_text(encoding="utf-8") == "a file of the user's"
