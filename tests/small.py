@@ -73,6 +73,18 @@ def settings(kind: str, **values: Any) -> StageSettings:
     return STAGE_KINDS[kind].model_validate({"kind": kind, **inputs, **values}, strict=False)
 
 
+class StopAfter(StopFlag):
+    """Asks to stop at the n-th look."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property  # type: ignore[override]
+    def requested(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
 def job(folder: Path, stage: StageSettings, stop: StopFlag | None = None, **inputs: Path) -> Job:
     """A job whose folders are `folder/out` and `folder/scratch`."""
     for name in ("out", "scratch"):

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small import job, settings, sums, write_dataset, write_model
+from small import StopAfter, job, settings
 
 from bridge.stages import rl, sft
-from bridge.stages.job import StopEarlyError, StopFlag
+from bridge.stages.job import StopEarlyError
 from bridge.stages.steps import Steps, kept_steps
 from bridge.train.checkpoint import save_step
 from bridge.train.model import copy_configuration, load_model
@@ -24,28 +24,6 @@ from bridge.train.model import copy_configuration, load_model
 RL = {"steps": 6, "prompts": 8, "group": 8, "lr": 1e-3, "max_new_tokens": 16, "save_every": 3}
 SFT = {"batch": 10, "micro_batch": 10, "lr": 1e-3, "save_every": 5}
 KILLED = {**SFT, "steps": 40, "keep_every": 4}
-
-
-class StopAfter(StopFlag):
-    """Asks to stop at the n-th look."""
-
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-
-    @property  # type: ignore[override]
-    def requested(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data"), sums(100))
 
 
 @pytest.fixture(scope="module")

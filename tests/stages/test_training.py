@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small import job, settings, sums, write_dataset, write_model
+from small import StopAfter, job, settings, sums, write_dataset, write_model
 
 from bridge.errors import UserError
 from bridge.stages import eval as evaluation
 from bridge.stages import init, rl, sft
-from bridge.stages.job import Job, StopEarlyError, StopFlag
+from bridge.stages.job import Job, StopEarlyError
 from bridge.train.model import load_model, load_tokenizer
 
 SFT = {
@@ -31,28 +31,6 @@ RL = {
 }  # fmt: skip
 EVAL = {"samples": 4, "max_new_tokens": 14, "rollout_batch": 16}
 TIMES = {"seconds", "tokens_per_second", "sample_seconds", "grade_seconds"}
-
-
-class StopAfter(StopFlag):
-    """Asks to stop at the n-th look."""
-
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-
-    @property  # type: ignore[override]
-    def requested(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("data"), sums(100))
 
 
 @pytest.fixture(scope="module")

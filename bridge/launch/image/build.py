@@ -250,16 +250,18 @@ def build(
             folder,
             output,
             contents,
-            name=name,
-            kind=kind_of(tool),
-            lock=image.lock.sha256,
-            base=base.where,
-            base_digest=base.digest,
-            arguments=arguments,
-            recipes=source.recipes(),
-            stand_in=base.stand_in,
-            pulled_from=None,
-            tool=version(tool),
+            {
+                "image": name,
+                "kind": kind_of(tool),
+                "lock": image.lock.sha256,
+                "base": base.where,
+                "base_digest": base.digest,
+                "arguments": dict(arguments),
+                "recipes": source.recipes(),
+                "stand_in": base.stand_in,
+                "pulled_from": None,
+                "tool": version(tool),
+            },
         )
 
 
@@ -298,40 +300,23 @@ def require_installed(contents: Mapping[str, bytes], expected: bytes, what: str)
     )
 
 
-def keep(
-    folder: Path,
-    made: Path,
-    contents: Mapping[str, bytes],
-    *,
-    name: str,
-    kind: str,
-    lock: str,
-    base: str,
-    base_digest: str,
-    arguments: Mapping[str, str],
-    recipes: Mapping[str, str],
-    stand_in: bool,
-    pulled_from: str | None,
-    tool: str,
-) -> store.Record:
-    """Record an image that was just made or pulled, and publish it with its bill of materials."""
-    sha256 = store.digest_shown(made, f"reading {name}")
+def keep(folder: Path, made: Path, contents: Mapping[str, bytes], facts: Mapping[str, object]) -> store.Record:
+    """Record an image that was just made or pulled, and publish it with its bill of materials.
+
+    Args:
+        folder: where images lie.
+        made: the file, in a work folder.
+        contents: what was read out of it.
+        facts: the fields of the record that the file does not tell.
+    """
+    sha256 = store.digest_shown(made, f"reading {facts['image']}")
     record = store.Record.model_validate(
         {
-            "image": name,
-            "kind": kind,
-            "digest": f"sha256:{sha256}" if kind == "sif" else inside.read_manifest(made).digest,
+            **facts,
+            "digest": f"sha256:{sha256}" if facts["kind"] == "sif" else inside.read_manifest(made).digest,
             "sha256": sha256,
             "size": made.stat().st_size,
-            "lock": lock,
             "installed": hashlib.sha256(contents[inside.INSTALLED]).hexdigest(),
-            "base": base,
-            "base_digest": base_digest,
-            "arguments": dict(arguments),
-            "recipes": dict(recipes),
-            "stand_in": stand_in,
-            "pulled_from": pulled_from,
-            "tool": tool,
             "time": store.now(),
         }
     )

@@ -77,16 +77,18 @@ def pull(source: store.Source, name: str, wanted: str | None) -> store.Record:
             folder,
             output,
             contents,
-            name=name,
-            kind=kind,
-            lock=built.lock,
-            base=image.base.address,
-            base_digest=built.base,
-            arguments={},
-            recipes={},
-            stand_in=False,
-            pulled_from=built.reference,
-            tool=version(tool),
+            {
+                "image": name,
+                "kind": kind,
+                "lock": built.lock,
+                "base": image.base.address,
+                "base_digest": built.base,
+                "arguments": {},
+                "recipes": {},
+                "stand_in": False,
+                "pulled_from": built.reference,
+                "tool": version(tool),
+            },
         )
 
 
