@@ -147,7 +147,8 @@ def _locate(file: SourceFile, entry: _Entry, directory: int) -> Record:
 def _refuse_gaps(file: SourceFile, entries: list[_Entry], records: dict[str, Record], directory: int) -> None:
     """Each record must reach up to the next, or to a data descriptor before that: else a length was changed."""
     ordered = sorted(entries, key=lambda entry: entry.header)
-    for entry, follower in zip(ordered, [*(entry.header for entry in ordered[1:]), directory], strict=True):
+    begins = [*(entry.header for entry in ordered), directory]
+    for entry, follower in zip(ordered, begins[1:], strict=True):
         end = records[entry.name].offset + records[entry.name].size
         if end > follower:
             raise _damaged(file, "two records share bytes")

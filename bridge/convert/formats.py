@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.convert.dcp import METADATA, open_dcp
@@ -50,7 +53,8 @@ def open_source(path: Path, wanted: str = "auto") -> Source:
     two. IncompleteError if files are missing or cut off; UserError if there is no checkpoint, more than one, or a
     damaged, unsafe or unsupported one.
     """
-    source = _open_folder(path, wanted, _LEVELS) if path.is_dir() else _open_file(path)
+    with _collector_paused():
+        source = _open_folder(path, wanted, _LEVELS) if path.is_dir() else _open_file(path)
     with source.opening():
         if not source.tensors:
             raise UserError(f"{path}: holds no tensors; copy it again or take an earlier checkpoint")
@@ -60,6 +64,19 @@ def open_source(path: Path, wanted: str = "auto") -> Source:
         if total > held * _GROWTH + _ROOM:
             raise UserError(f"{path}: claims {total:,} bytes of tensors in {held:,} bytes of files; refused as hostile")
     return source
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the garbage collector: an index is hundreds of thousands of objects that stay, and it would look at them
+    again and again, for a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _open_file(path: Path) -> Source:

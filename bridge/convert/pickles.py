@@ -1,7 +1,7 @@
 """A pickle reader that runs nothing: opcodes are data, classes and functions are names, tensors are references.
 
-`pickletools.genops` of the standard library splits the bytes into opcodes; the small stack machine here rebuilds
-plain containers from them. A global is never imported. If it is on the list below it becomes an inert `Object` or is
+`pickletools` of the standard library says what opcodes there are and what follows each; the small stack machine here
+rebuilds plain containers from them. A global is never imported. If it is on the list below it becomes an inert `Object` or is
 understood by name (an ordered dict, a tensor rebuild); any other global ends the reading with its name.
 """
 
@@ -226,31 +226,23 @@ def read_pickle(data: bytes, path: Path, start: int = 0) -> Pickle:
     `path` is the file to name in errors. UserError for a global that is not listed, for a damaged pickle, and for one
     beyond the caps on opcodes, bytes and nesting.
     """
-    stream = io.BytesIO(data)
-    stream.seek(start)
-    machine = _Machine(path)
+    machine, at = _Machine(path), start
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
-            if count >= MAX_OPCODES:
-                raise UserError(f"{path}: its pickle has more than {MAX_OPCODES:,} opcodes; no state dict needs that")
-            if opcode.name == "STOP":
-                return Pickle(machine.pop(), stream.tell(), machine.storages)
-            machine.step(opcode.name, argument)
+        for _ in range(MAX_OPCODES):
+            code = data[at]
+            if code == _STOP:
+                return Pickle(machine.pop(), at + 1, machine.storages)
+            step = _STEPS[code]
+            if step is None:
+                raise UserError(f"{path}: its pickle uses {_name(code)}, which torch.save never writes")
+            read, handle = step
+            argument, at = read(data, at + 1) if read else (None, at + 1)
+            handle(machine, argument)
     except _DAMAGE as error:
         raise UserError(
             f"{path}: its pickle is damaged ({str(error)[:100]}); copy it again or take an earlier one"
         ) from error
-    raise UserError(f"{path}: its pickle has no end; copy it again or take an earlier one")
-
-
-_LITERALS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_VALUES = frozenset({"INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "UNICODE", "BYTEARRAY8"}) | {
-    *("BININT", "BININT1", "BININT2"),
-    *("BINSTRING", "SHORT_BINSTRING"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-}
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
+    raise UserError(f"{path}: its pickle has more than {MAX_OPCODES:,} opcodes; no state dict needs that")
 
 
 @dataclass
@@ -263,28 +255,24 @@ class _Machine:
     memo: dict[int, Any] = field(default_factory=dict)
     storages: dict[str, StorageRef] = field(default_factory=dict)
 
-    def step(self, name: str, argument: Any) -> None:
-        if name in _VALUES:
-            if type(argument) is int and argument.bit_length() > MAX_INT_BITS:
-                raise ValueError("an integer is too long")
-            self.stack.append(argument)
-        elif name in _LITERALS:
-            self.stack.append(_LITERALS[name])
-        elif name in _EMPTY:
-            self.stack.append(_EMPTY[name]())
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
-            if argument >= MAX_OPCODES:  # pickle counts up from 0; chosen numbers could collide in the memo
-                raise ValueError("a memo entry has too high a number")
-            self.memo[argument] = self.stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            self.stack.append(self.memo[argument])
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = self.stack[-1]
-        elif name not in ("PROTO", "FRAME"):
-            handler = _HANDLERS.get(name)
-            if handler is None:
-                raise UserError(f"{self.path}: its pickle uses the opcode {name}, which torch.save never writes")
-            handler(self, argument)
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def long(self, value: int) -> None:
+        if value.bit_length() > MAX_INT_BITS:
+            raise ValueError("an integer is too long")
+        self.stack.append(value)
+
+    def put(self, number: int) -> None:
+        if not 0 <= number < MAX_OPCODES:  # pickle counts up from 0; chosen numbers could collide in the memo
+            raise ValueError("a memo entry has too high a number")
+        self.memo[number] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        self.stack.append(self.memo[number])
+
+    def memoize(self, _: Any) -> None:
+        self.memo[len(self.memo)] = self.stack[-1]
 
     def pop(self) -> Any:
         return self.stack.pop()
@@ -390,18 +378,93 @@ def _append_one(machine: _Machine, _: Any) -> None:
     machine.extend([value])
 
 
-_HANDLERS: Mapping[str, Callable[[_Machine, Any], object]] = {
+_Read = Callable[[bytes, int], tuple[Any, int]]
+"""From the pickle and the byte after an opcode to the opcode's argument and the byte after that."""
+
+_Handle = Callable[[_Machine, Any], object]
+
+
+def _number(layout: str) -> _Read:
+    struct_ = struct.Struct(layout)
+    unpack, size = struct_.unpack_from, struct_.size
+    return lambda data, at: (unpack(data, at)[0], at + size)
+
+
+def _counted(layout: str, decode: Callable[[bytes], Any]) -> _Read:
+    """Bytes after their number."""
+    count = _number(layout)
+
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        size, at = count(data, at)
+        end = at + size
+        if not at <= end <= len(data):
+            raise ValueError("a text or number reaches beyond the end")
+        return decode(data[at:end]), end
+
+    return read
+
+
+def _as_pickletools(reader: Callable[[Any], Any]) -> _Read:
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        stream = io.BytesIO(data)
+        stream.seek(at)
+        return reader(stream), stream.tell()
+
+    return read
+
+
+def _utf8(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+_READERS: Mapping[str, _Read] = {
+    "uint1": lambda data, at: (data[at], at + 1),
+    "uint2": _number("<H"),
+    "uint4": _number("<I"),
+    "uint8": _number("<Q"),
+    "int4": _number("<i"),
+    "float8": _number(">d"),
+    "long1": _counted("<B", lambda raw: int.from_bytes(raw, "little", signed=True)),
+    "unicodestring1": _counted("<B", _utf8),
+    "unicodestring4": _counted("<I", _utf8),
+    "unicodestring8": _counted("<Q", _utf8),
+    "bytes1": _counted("<B", bytes),
+    "bytes4": _counted("<I", bytes),
+    "bytes8": _counted("<Q", bytes),
+}
+"""How the arguments of all that torch.save writes today are read, by pickletools' name of the argument's form.
+
+pickletools' own readers, which serve for every other form, take several times longer; a test holds these to them.
+"""
+
+_HANDLERS: Mapping[str, _Handle] = {
+    **dict.fromkeys(("PROTO", "FRAME"), lambda machine, _: None),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"), _Machine.push),
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), _Machine.push),
+    **dict.fromkeys(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), _Machine.push),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"), _Machine.push),
+    **dict.fromkeys(("INT", "LONG", "LONG1", "LONG4"), _Machine.long),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    "MEMOIZE": _Machine.memoize,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_SET": lambda machine, _: machine.push(set()),
     "MARK": _Machine.mark,
     "POP": lambda machine, _: machine.pop() if machine.stack else machine.items(),
     "POP_MARK": lambda machine, _: machine.items(),
-    "DUP": lambda machine, _: machine.stack.append(machine.stack[-1]),
-    "TUPLE": lambda machine, _: _push(machine, tuple(machine.items())),
+    "DUP": lambda machine, _: machine.push(machine.stack[-1]),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.items())),
     "TUPLE1": lambda machine, _: machine.tuple_of(1),
     "TUPLE2": lambda machine, _: machine.tuple_of(2),
     "TUPLE3": lambda machine, _: machine.tuple_of(3),
-    "LIST": lambda machine, _: _push(machine, machine.items()),
-    "DICT": lambda machine, _: _push(machine, _pairs(machine.items())),
-    "FROZENSET": lambda machine, _: _push(machine, frozenset(_hashable(item) for item in machine.items())),
+    "LIST": lambda machine, _: machine.push(machine.items()),
+    "DICT": lambda machine, _: machine.push(_pairs(machine.items())),
+    "FROZENSET": lambda machine, _: machine.push(frozenset(_hashable(item) for item in machine.items())),
     "APPEND": _append_one,
     "APPENDS": lambda machine, _: machine.extend(machine.items()),
     "ADDITEMS": lambda machine, _: machine.add(machine.items()),
@@ -417,8 +480,24 @@ _HANDLERS: Mapping[str, Callable[[_Machine, Any], object]] = {
 }
 
 
-def _push(machine: _Machine, value: Any) -> None:
-    machine.stack.append(value)
+def _steps() -> list[tuple[_Read | None, _Handle] | None]:
+    """For each byte how its argument is read and what it does; None for what is refused."""
+    steps: list[tuple[_Read | None, _Handle] | None] = [None] * 256
+    for opcode in pickletools.opcodes:
+        if handle := _HANDLERS.get(opcode.name):
+            form = opcode.arg
+            read = (_READERS.get(form.name) or _as_pickletools(form.reader)) if form else None
+            steps[ord(opcode.code)] = read, handle
+    return steps
+
+
+_STEPS = _steps()
+_STOP = ord(".")
+
+
+def _name(code: int) -> str:
+    opcode = next((opcode for opcode in pickletools.opcodes if ord(opcode.code) == code), None)
+    return f"the opcode {opcode.name}" if opcode else f"byte {code:#04x} as an opcode"
 
 
 def _pairs(flat: list[Any]) -> dict[Any, Any]:
@@ -433,6 +512,8 @@ def _hashable(value: Any) -> Any:
     hash() of a tuple recurses in C without a limit and visits shared parts again and again, so both are bounded first.
     Long integers are refused because keys that collide could be made of them.
     """
+    if type(value) is str:  # nearly every key, so it need not take the long way
+        return value
     todo, parts = [value], 0
     while todo:
         part = todo.pop()

@@ -109,6 +109,7 @@ def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "message"),
     [
+        ({}, "an unknown kind of file"),
         ({"notes.txt": b""}, "not one of torch.save"),
         ({"a/data.pkl": EMPTY, "b/data.pkl": EMPTY}, "not one of torch.save"),
         ({"a/data.pkl": EMPTY, "a/constants.pkl": b""}, "TorchScript"),
@@ -131,6 +132,14 @@ def test_an_end_record_that_lies_is_refused(tmp_path: Path) -> None:
         path.write_bytes(raw)
         with pytest.raises(UserError):
             read_archive(SourceFile(path))
+
+
+def test_a_directory_of_nothing_is_refused(tmp_path: Path) -> None:
+    raw = bytearray(raw_archive(tmp_path / "x.pt", EMPTY).read_bytes())
+    raw[-14:-10] = bytes(4)  # both counts of entries
+    (tmp_path / "x.pt").write_bytes(raw)
+    with pytest.raises(UserError, match="not one of torch.save"):
+        read_archive(SourceFile(tmp_path / "x.pt"))
 
 
 def test_bytes_after_the_end_record_are_refused(tmp_path: Path) -> None:
