@@ -95,6 +95,24 @@ def _print_json(value: Any) -> None:
     sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
 
 
+def _print_mapping(value: dict[str, Any]) -> None:
+    """A mapping, one key per line; long lists are cut."""
+    for key, item in value.items():
+        if isinstance(item, dict):
+            sys.stdout.write(f"{key}:\n")
+            for name, inner in list(item.items())[:200]:
+                sys.stdout.write(f"  {printable(name)}: {printable(inner)}\n")
+        elif isinstance(item, list):
+            sys.stdout.write(f"{key}: {len(item)}\n")
+            for inner in item[:200]:
+                words = inner.values() if isinstance(inner, dict) else [inner]
+                sys.stdout.write(f"  {'  '.join(map(printable, words))}\n")
+            if len(item) > 200:
+                sys.stdout.write(f"  … and {len(item) - 200} more (--json shows all)\n")
+        else:
+            sys.stdout.write(f"{key}: {printable(item)}\n")
+
+
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
@@ -507,16 +525,15 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """A training checkpoint becomes a safetensors folder that transformers and vLLM load. Nothing is unpickled."""
-    from bridge.launch import show
-    from bridge.stages import alone
+    from bridge.convert import commands
 
     if until is not None and not follow:
         raise UserError("--until says when --follow ends; give both")
     if follow:
-        report = alone.follow_folder(source, output, dtype, base, max_shard_size, until)
+        report = commands.follow_folder(source, output, dtype, base, max_shard_size, until)
     else:
-        report = alone.convert_file(source, output, dtype, base, max_shard_size)
-    _print_json(report) if as_json else show.print_mapping(report)
+        report = commands.convert_file(source, output, dtype, base, max_shard_size)
+    _print_json(report) if as_json else _print_mapping(report)
 
 
 @app.command(epilog="Example: bridge-rl inspect runs/demo-1a2b/stages/sft/0")
@@ -525,11 +542,10 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """What a checkpoint, a model folder or an artifact holds. Nothing is unpickled."""
-    from bridge.launch import show
-    from bridge.stages import alone
+    from bridge.convert import commands
 
-    facts = alone.inspect_path(path)
-    _print_json(facts) if as_json else show.print_mapping(facts)
+    facts = commands.inspect_path(path)
+    _print_json(facts) if as_json else _print_mapping(facts)
 
 
 @app.command(epilog="Example: bridge-rl doctor --profile devcluster")

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 
@@ -136,6 +137,9 @@ def progress(label: str, total: int | None, unit: str, done: int = 0) -> Iterato
         yield meter
         meter.finish()
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -143,8 +147,6 @@ def progress(label: str, total: int | None, unit: str, done: int = 0) -> Iterato
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    from rich.console import Console
-
     with Progress(*columns, console=Console(stderr=True)) as bar:
         meter.show(bar, file)
         yield meter

@@ -1,8 +1,8 @@
 """A pickle reader that runs nothing: opcodes are data, classes and functions are names, tensors are references.
 
 `pickletools` of the standard library says what opcodes there are and what follows each; the small stack machine here
-rebuilds plain containers from them. A global is never imported. If it is on the list below it becomes an inert `Object` or is
-understood by name (an ordered dict, a tensor rebuild); any other global ends the reading with its name.
+rebuilds plain containers from them. A global is never imported. If it is on the list below it becomes an inert `Object`
+or is understood by name (an ordered dict, a tensor rebuild); any other global ends the reading with its name.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from bridge.errors import UserError, printable
+from bridge.errors import UserError
 from bridge.graph import Array, Edge, arrays, ranges
 from bridge.launch.prune import size_text
 from bridge.launch.runtime import image_of, last_image
@@ -262,21 +262,3 @@ def _host_logs(run: Run, key: Edge) -> str:
 
 
 # ---- facts
-
-
-def print_mapping(value: Mapping[str, Any]) -> None:
-    """A mapping, one key per line; long lists are cut."""
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            sys.stdout.write(f"{key}:\n")
-            for name, inner in list(item.items())[:200]:
-                sys.stdout.write(f"  {printable(name)}: {printable(inner)}\n")
-        elif isinstance(item, list):
-            sys.stdout.write(f"{key}: {len(item)}\n")
-            for inner in item[:200]:
-                words = inner.values() if isinstance(inner, Mapping) else [inner]
-                sys.stdout.write(f"  {'  '.join(map(printable, words))}\n")
-            if len(item) > 200:
-                sys.stdout.write(f"  … and {len(item) - 200} more (--json shows all)\n")
-        else:
-            sys.stdout.write(f"{key}: {printable(item)}\n")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from bridge.artifacts import SEAL, open_artifact, pruned, publish, read_seal, seal
+from bridge.artifacts import publish, read_seal, seal
 from bridge.config.base import Settings
 from bridge.config.experiment import parse_overrides
 from bridge.config.grading import Grading
@@ -265,55 +265,3 @@ def describe_audit(summary: Json, output: Path) -> str:
         for reason, counts in summary["verdicts"].items()
     ]
     return f"{output}: in the view of {summary['judge']}, {' and '.join(parts)}"
-
-
-def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str) -> Json:
-    """`bridge-rl convert`; its report."""
-    from bridge.convert import convert, parse_size
-    from bridge.progress import progress
-
-    size = parse_size(max_shard_size)
-    if source.is_dir() and (found := read_seal(source)) and pruned(source, found):
-        open_artifact(source, found.kind, digests=False)  # says what is missing, and how to get it back
-    with progress("convert", 100, "%") as meter:
-
-        def advance(done: int, total: int) -> None:
-            meter.advance(int(100 * done / max(total, 1)) - meter.done)
-
-        return convert(source, output, dtype=dtype, base=base, max_shard_size=size, progress=advance).to_json()
-
-
-def follow_folder(
-    source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str, until: int | None
-) -> Json:
-    """`bridge-rl convert --follow`; what was converted and what was refused."""
-    from bridge.convert import check_dtype, convert, follow, parse_size
-    from bridge.convert.api import Report
-
-    check_dtype(dtype)
-    size = parse_size(max_shard_size)
-
-    def one(step: Path, out: Path) -> Report:
-        report = convert(step, out, dtype=dtype, base=base, max_shard_size=size)
-        sys.stderr.write(f"{out}: {report.tensors} tensors, {report.bytes:,} bytes of {report.dtype}\n")
-        return report
-
-    return follow(source, output, one, until=until).to_json()
-
-
-def inspect_path(path: Path) -> Json:
-    """`bridge-rl inspect`: an artifact by its seal, a model folder by its headers, a checkpoint by its index."""
-    from bridge.convert import inspect
-
-    found = read_seal(path) if path.is_dir() else None
-    facts: Json = {}
-    if found is not None:
-        facts = {"artifact": found.kind, "made_by": found.made_by, "fingerprint": found.fingerprint}
-        facts |= {"summary": dict(found.summary), "files": {n: f["size"] for n, f in found.files.items()}}
-        if gone := pruned(path, found):
-            return facts | {"pruned": sorted(gone)}
-        if found.kind not in ("checkpoint", "model"):
-            return facts
-    elif (path / SEAL).exists():
-        raise UserError(f"{path}: its {SEAL} cannot be read")
-    return facts | inspect(path)

@@ -19,12 +19,12 @@ from test_convert_plain import reference
 from test_convert_tensorfile import entry, handmade
 
 from bridge.convert import MAX_SHARD_SIZE, convert, dcp, follow, inspect, parse_size, torchfile
+from bridge.convert.commands import convert_file, inspect_path
 from bridge.convert.formats import open_source
 from bridge.convert.pickles import Global, Object, Sharded, StorageRef, TensorRef, read_pickle
 from bridge.convert.plan import place
 from bridge.convert.source import IncompleteError, blocks
 from bridge.errors import UserError, printable
-from bridge.stages.alone import convert_file, inspect_path
 
 HUGE = 10**400
 """More digits than a float has room for, fewer than Python's own limit on decimal text."""

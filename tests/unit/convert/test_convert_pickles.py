@@ -33,7 +33,7 @@ plain = st.recursive(
 @given(value=plain, protocol=st.integers(0, 5))
 def test_plain_data_reads_as_pickle_reads_it(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
-    assume(protocol > 2 or b"_codecs" not in data and b"bytes" not in data)  # bytes were calls once
+    assume(protocol > 2 or (b"_codecs" not in data and b"bytes" not in data))  # bytes were calls once
     read = read_pickle(data + b"rest", HERE)
     assert read.end == len(data)
     assert read.value == value
