@@ -215,16 +215,15 @@ def modern(place: Path, truth: Truth, tokenizer: Path) -> None:
     kind.from_pretrained(tokenizer).save_pretrained(place)
 
 
-def save_plain(place: Path, truth: Truth, tokenizer: Path) -> Path:
+def save_plain(place: Path, truth: Truth, tokenizer: Path) -> None:
     import torch
 
     companions(place, truth, tokenizer)
     state = {f"module.{name}": tensor for name, tensor in whole(truth).items()}
     torch.save({"model": state, "step": 3}, place / "checkpoint.pt")
-    return place / "checkpoint.pt"
 
 
-def save_bin(place: Path, truth: Truth, tokenizer: Path) -> Path:
+def save_bin(place: Path, truth: Truth, tokenizer: Path) -> None:
     import torch
 
     companions(place, truth, tokenizer, torch_dtype="float16")
@@ -235,10 +234,9 @@ def save_bin(place: Path, truth: Truth, tokenizer: Path) -> Path:
         torch.save({name: state[name].clone() for name in state if weight_map[name] == file}, place / file)
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (place / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
-    return place
 
 
-def save_own(place: Path, truth: Truth, tokenizer: Path) -> Path:
+def save_own(place: Path, truth: Truth, tokenizer: Path) -> None:
     import torch
 
     from bridge.train.checkpoint import save_step
@@ -250,18 +248,16 @@ def save_own(place: Path, truth: Truth, tokenizer: Path) -> Path:
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3, "rng": torch.get_rng_state()}
     save_step(place, 3, state)
-    return place
 
 
-def save_safetensors(place: Path, truth: Truth, tokenizer: Path) -> Path:
+def save_safetensors(place: Path, truth: Truth, tokenizer: Path) -> None:
     modern(place, truth, tokenizer)
     model = true_model(truth)
     model.generation_config.eos_token_id = STOP
     model.save_pretrained(place)
-    return place
 
 
-def save_adapter(place: Path, truth: Truth, adapter: Tensors, rank: int) -> Path:
+def save_adapter(place: Path, adapter: Tensors, rank: int) -> None:
     from safetensors.torch import save_file
 
     place.mkdir(parents=True)
@@ -276,7 +272,24 @@ def save_adapter(place: Path, truth: Truth, adapter: Tensors, rank: int) -> Path
         "bias": "none",
     }
     (place / "adapter_config.json").write_text(json.dumps(told), encoding="utf-8")
-    return place
+
+
+def save_shell(place: Path, truth: Truth, tokenizer: Path) -> None:
+    """What lies beside a checkpoint that two processes write."""
+    companions(place, truth, tokenizer)
+
+
+def save_verl(place: Path, truth: Truth, tokenizer: Path) -> None:
+    """What lies beside verl's shards."""
+    modern(place / "huggingface", truth, tokenizer)
+    (place / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": RANKS}), encoding="utf-8")
+
+
+SAVERS: dict[str, Callable[[Path, Truth, Path], None]] = {
+    "plain": save_plain, "hf-bin": save_bin, "own": save_own, "safetensors": save_safetensors,
+    "fsdp": save_verl, "dcp": save_shell, "zero2": save_shell, "zero3": save_shell,
+}  # fmt: skip
+SHARDED, ZERO = ("fsdp", "dcp"), ("zero2", "zero3")
 
 
 def adapt(tensors: Tensors, rank: int) -> tuple[Tensors, Tensors]:
@@ -311,8 +324,10 @@ def save_sharded(rank: int, plan: Path) -> None:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         state = model.state_dict()
-        torch.save(state, Path(entry["fsdp"]) / f"model_world_size_{RANKS}_rank_{rank}.pt")
-        save({"app": {"model": state}}, checkpoint_id=str(Path(entry["dcp"]) / "weights"))
+        if "fsdp" in entry:
+            torch.save(state, Path(entry["fsdp"]) / f"model_world_size_{RANKS}_rank_{rank}.pt")
+        if "dcp" in entry:
+            save({"app": {"model": state}}, checkpoint_id=str(Path(entry["dcp"]) / "weights"))
     dist.destroy_process_group()
 
 
@@ -333,17 +348,17 @@ def save_zero(rank: int, plan: Path) -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "weight_decay": 0.0, "torch_adam": True}},
     }  # fmt: skip
     for entry in json.loads(plan.read_text(encoding="utf-8")):
-        for stage in (2, 3):
+        for kind in sorted(entry.keys() & set(ZERO)):
             truth = Truth(**entry["truth"])
             model = true_model(truth).float()
-            zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+            zero = {"stage": int(kind[-1]), "stage3_param_persistence_threshold": 0}
             engine, *_ = deepspeed.initialize(
                 model=model, model_parameters=model.parameters(), config={**settings, "zero_optimization": zero}
             )
             ids = torch.tensor(prompts(truth.config["vocab_size"])[:1])
             engine.backward(engine(input_ids=ids, use_cache=False).logits.square().mean())
             engine.step()
-            engine.save_checkpoint(entry[f"zero{stage}"])
+            engine.save_checkpoint(entry[kind])
     torch.distributed.destroy_process_group()
 
 
@@ -371,39 +386,38 @@ def make(
     size = build_tokenizer(["the ", "answer ", "is "], tokenizer)
     told: dict[str, Truth] = {}
     cases: list[Case] = []
-    shards: list[dict[str, Any]] = []
+    sharded: list[dict[str, Any]] = []
+    zero: list[dict[str, Any]] = []
     for seed, (family, tied) in enumerate((family, tied) for family in FAMILIES for tied in (True, False)):
         model = f"{family}-{'tied' if tied else 'untied'}"
         config = {**SHAPE, **FAMILIES[family], "tie_word_embeddings": tied, "vocab_size": size}
-        every = list(of_a_model(saved / model, model, bool(deepspeed)))
-        if not any(wanted(case.name) for case in every):
+        place = saved / model
+        every = [case for case in of_a_model(place, model, bool(deepspeed)) if wanted(case.name)]
+        if not every:
             continue
         tensors = draw(config, seed)
         told[model] = wide = tell(truths, model, config, tensors, "float32")
         told[f"{model}-bf16"] = tell(truths, model, {**config, "torch_dtype": "bfloat16"}, tensors, "bfloat16")
         adapter, merged = adapt(tensors, 4)
         told[f"{model}-lora"] = tell(truths, f"{model}-lora", config, merged, "float32")
-        place = saved / model
-        save_plain(place / "plain", wide, tokenizer)
-        save_bin(place / "hf-bin", wide, tokenizer)
-        save_own(place / "own", wide, tokenizer)
-        save_safetensors(place / "safetensors", wide, tokenizer)
-        save_adapter(place / "lora", wide, adapter, 4)
-        modern(place / "fsdp" / "huggingface", wide, tokenizer)
-        (place / "fsdp" / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 2}', encoding="utf-8")
-        for kind in ("dcp", "zero2", "zero3"):
-            companions(place / kind, wide, tokenizer)
-        kinds = ("fsdp", "dcp", "zero2", "zero3")
-        shards.append({"truth": asdict(wide), **{kind: str(place / kind) for kind in kinds}})
+        kinds = {case.name.split()[1] for case in every}
+        for kind in kinds & SAVERS.keys():
+            SAVERS[kind](place / kind, wide, tokenizer)
+        if "lora" in kinds:
+            save_safetensors(place / "base", wide, tokenizer)
+            save_adapter(place / "lora", adapter, 4)
+        entry = {"truth": asdict(wide), **{kind: str(place / kind) for kind in (*SHARDED, *ZERO) if kind in kinds}}
+        sharded += [entry] if kinds & set(SHARDED) else []
+        zero += [entry] if kinds & set(ZERO) else []
         cases += every
-    if shards:
-        together([sys.executable], "save-sharded", folder / "sharded.json", shards)
-        if deepspeed:
-            together(deepspeed, "save-zero", folder / "zero.json", shards)
+    if sharded:
+        together([sys.executable], "save-sharded", folder / "sharded.json", sharded)
+    if deepspeed and zero:
+        together(deepspeed, "save-zero", folder / "zero.json", zero)
     for case, truth in traps(saved, truths, tokenizer, size, wanted):
         told[case.truth] = truth
         cases.append(case)
-    return told, [case for case in cases if wanted(case.name)]
+    return told, cases
 
 
 def of_a_model(place: Path, model: str, zero: bool) -> Iterator[Case]:
@@ -413,7 +427,7 @@ def of_a_model(place: Path, model: str, zero: bool) -> Iterator[Case]:
     yield Case(f"{model} hf-bin in shards", place / "hf-bin", model, small)
     yield Case(f"{model} own checkpoint", place / "own", model)
     yield Case(f"{model} safetensors to bf16", place / "safetensors", f"{model}-bf16", [*narrow, *small])
-    yield Case(f"{model} lora merged", place / "lora", f"{model}-lora", ["--base", str(place / "safetensors")])
+    yield Case(f"{model} lora merged", place / "lora", f"{model}-lora", ["--base", str(place / "base")])
     yield Case(f"{model} fsdp", place / "fsdp", model)
     yield Case(f"{model} fsdp to bf16", place / "fsdp", f"{model}-bf16", narrow)
     yield Case(f"{model} dcp in shards", place / "dcp" / "weights", model, small)
