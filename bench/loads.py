@@ -29,6 +29,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,16 @@ LLAMA3 = {
 }  # fmt: skip
 # Configs as the hub has them. No rotary base is the default of its class, so a loader that misses it is noticed.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6, "sliding_window": None,
+    },
     "llama": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 5e5, "rope_scaling": LLAMA3,
         "head_dim": 64, "attention_bias": False, "mlp_bias": False,
     },
     "qwen3": {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1e6, "head_dim": 64,
-        "attention_bias": False,
+        "attention_bias": False, "sliding_window": None,
     },
 }  # fmt: skip
 
@@ -68,7 +71,7 @@ Tensors = dict[str, Any]
 
 @dataclass
 class Truth:
-    """What a loader must find: the config that the model was made with, its tensors, and what it says to PROMPTS."""
+    """What a loader must find: the config that the model was made with, its tensors, and what it says to the prompts."""
 
     config: dict[str, Any]
     tensors: str
@@ -103,7 +106,7 @@ def build(config: dict[str, Any], tensors: Tensors | None = None) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    made = AutoConfig.for_model(**config)
+    made = AutoConfig.for_model(**deepcopy(config))  # transformers 5 writes into the rotary settings it is given
     model = AutoModelForCausalLM.from_config(made, attn_implementation="sdpa").float().eval()
     if tensors is not None:
         with torch.no_grad():
@@ -209,7 +212,7 @@ def modern(place: Path, truth: Truth, tokenizer: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
     place.mkdir(parents=True, exist_ok=True)
-    AutoConfig.for_model(**truth.config).save_pretrained(place)
+    AutoConfig.for_model(**deepcopy(truth.config)).save_pretrained(place)
     GenerationConfig(eos_token_id=STOP).save_pretrained(place)
     kind = AutoTokenizer if truth.config["model_type"].startswith("qwen") else PreTrainedTokenizerFast
     kind.from_pretrained(tokenizer).save_pretrained(place)
