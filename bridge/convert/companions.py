@@ -82,11 +82,12 @@ def find_companions(folder: Path, base: Path | None) -> Companions:
 
 
 def true_config(
-    config: Mapping[str, Any], dtype: str | None, tie: bool | None, rows: int | None = None
+    config: Mapping[str, Any], dtype: str | None, tie: bool | None, rows: int | None = None, causal: str | None = None
 ) -> dict[str, Any]:
     """The config with the dtype of the written floats, and the tie flag and vocabulary where they must change.
 
     `rows` are those of the input embedding: a training that added tokens or padded it leaves an older number behind.
+    `causal` is the class that the tensors tell; it becomes `architectures` where there are none.
     The dtype is written as `torch_dtype` and as `dtype`, and rotary settings in both spellings: transformers 4 and its
     vLLM read the first, transformers 5 writes the second. Composite models repeat all this in `text_config`, where it
     is changed if it is there.
@@ -94,6 +95,8 @@ def true_config(
     changed = {**config, **_older_rope(config)}
     inner = config.get("text_config")
     text = {**inner, **_older_rope(inner)} if isinstance(inner, dict) else None
+    if causal is not None and not config.get("architectures"):
+        changed["architectures"] = [causal]
     if dtype is not None:
         changed.update(torch_dtype=dtype, dtype=dtype)
         if text is not None:
@@ -145,7 +148,7 @@ def older_tokenizer(config: Mapping[str, Any]) -> dict[str, Any]:
 def config_warnings(
     config: Mapping[str, Any], tie: bool | None, rows: int | None, causal: str | None = None
 ) -> list[str]:
-    """What a loader may stumble over, and what was set; `causal` is the class that the tensors tell."""
+    """What a loader may stumble over, and what was set. Arguments as in `true_config`."""
     warnings = []
     if not config.get("architectures"):
         found = f"; {causal} was set, as model_type and tensors tell" if causal else "; vLLM needs them"
@@ -155,12 +158,7 @@ def config_warnings(
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, dict) else {}):
         rope = place.get("rope_parameters")
-        if (
-            isinstance(rope, dict)
-            and rope
-            and "rope_theta" not in rope
-            and all(isinstance(v, dict) for v in rope.values())
-        ):
+        if isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values()):
             warnings.append("config.json has rotary settings for each kind of layer, which only transformers 5 reads")
         told = place.get("vocab_size")
         if rows is not None and type(told) is int and told != rows:

@@ -33,7 +33,8 @@ def test_a_checkpoint_loads_as_the_model_that_was_saved(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     line = json.loads(done.stdout)
     assert line["cases"] == 1 and line["failed"] == {}
-    assert line["loaders"][0]["loader"].startswith("transformers ") and line["loaders"][0]["folders"] == 1
+    (loader,) = line["loaders"]
+    assert loader["loader"].startswith("transformers ") and loader["folders"] == loader["right"] == 1
     assert list(tmp_path.iterdir()) == []
 
 
