@@ -17,14 +17,17 @@ from typing import Any
 from bridge.artifacts import flush
 from bridge.convert.companions import (
     CONFIG,
+    TOKENIZER_CONFIG,
     Companions,
+    causal_class,
     config_warnings,
     find_companions,
+    older_tokenizer,
     true_config,
 )
 from bridge.convert.formats import open_source
 from bridge.convert.lora import ADAPTER_CONFIG, PREFIX, has_adapter, is_adapter_name, merge
-from bridge.convert.places import inside, lexical, read_blocks
+from bridge.convert.places import inside, lexical, read_blocks, read_json
 from bridge.convert.plan import (
     INDEX,
     OutputFile,
@@ -120,14 +123,20 @@ def write_into(
         _check_unchanged(source, model)
         written = main_dtype(kept, dtype)
         rows = vocabulary(kept)
-        _write_companions(folder, files, true_config(companions.config, written, tie.flag, rows), companions)
+        causal = causal_class(companions.config, kept)
+        config = true_config(companions.config, written, tie.flag, rows, causal)
+        _write_companions(folder, files, config, companions)
         flush(folder)
         return _report(
             source,
             files,
             written,
             tied=[tie.dropped[0]] if tie.dropped else [],
-            warnings=[*warnings, *config_warnings(companions.config, tie.flag, rows), *_warnings(source, companions)],
+            warnings=[
+                *warnings,
+                *config_warnings(companions.config, tie.flag, rows, causal),
+                *_warnings(source, companions),
+            ],
         )
 
 
@@ -265,7 +274,10 @@ def _write_companions(folder: Path, files: list[OutputFile], config: dict[str, A
         write_json(folder / INDEX, index_json(files))
     write_json(folder / CONFIG, config)
     for name, path in companions.files.items():
-        if name != CONFIG:
+        told = read_json(path) if name == TOKENIZER_CONFIG else {}
+        if (older := older_tokenizer(told)) != told:
+            write_json(folder / name, older)
+        elif name != CONFIG:
             write_bytes(folder / name, read_blocks(path))
 
 

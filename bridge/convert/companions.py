@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from bridge.convert.plan import tie_flag
 from bridge.errors import UserError
 
 CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _TOKENIZER = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
@@ -32,6 +33,22 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
 )
 """Files that belong together: a group is taken whole from the first folder that has any of it, so that a tokenizer
 is never pieced together from two models."""
+
+_CAUSAL = {
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+"""`model_type` -> the class of the language model: transformers' own table for the families that are trained most."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +82,21 @@ def find_companions(folder: Path, base: Path | None) -> Companions:
 
 
 def true_config(
-    config: Mapping[str, Any], dtype: str | None, tie: bool | None, rows: int | None = None
+    config: Mapping[str, Any], dtype: str | None, tie: bool | None, rows: int | None = None, causal: str | None = None
 ) -> dict[str, Any]:
     """The config with the dtype of the written floats, and the tie flag and vocabulary where they must change.
 
     `rows` are those of the input embedding: a training that added tokens or padded it leaves an older number behind.
-    The dtype is written as `torch_dtype` and as `dtype`: transformers 4 and vLLM read the first, transformers 5 writes
-    the second. Composite models repeat both facts in `text_config`, where they are changed if they are there.
+    `causal` is the class that the tensors tell; it becomes `architectures` where there are none.
+    The dtype is written as `torch_dtype` and as `dtype`, and rotary settings in both spellings: transformers 4 and its
+    vLLM read the first, transformers 5 writes the second. Composite models repeat all this in `text_config`, where it
+    is changed if it is there.
     """
-    changed = dict(config)
+    changed = {**config, **_older_rope(config)}
     inner = config.get("text_config")
-    text = dict(inner) if isinstance(inner, dict) else None
+    text = {**inner, **_older_rope(inner)} if isinstance(inner, dict) else None
+    if causal is not None and not config.get("architectures"):
+        changed["architectures"] = [causal]
     if dtype is not None:
         changed.update(torch_dtype=dtype, dtype=dtype)
         if text is not None:
@@ -90,15 +111,55 @@ def true_config(
     return changed if text is None else {**changed, "text_config": text}
 
 
-def config_warnings(config: Mapping[str, Any], tie: bool | None, rows: int | None) -> list[str]:
-    """What a loader may stumble over."""
+def _older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers 5's `rope_parameters` in the keys of transformers 4, which ignores them and takes its defaults."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" not in rope or config.get("rope_scaling"):
+        return {}
+    older = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if rope.get("rope_type", "default") != "default":
+        older["rope_scaling"] = {key: value for key, value in rope.items() if key not in older}
+    return older
+
+
+def causal_class(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The class of a causal language model with tensors of these names; None if they may be another kind of model."""
+    held = set(names)
+    kind = config.get("model_type")
+    if "model.embed_tokens.weight" not in held or not isinstance(kind, str):
+        return None
+    return _CAUSAL.get(kind) if all(name == "lm_head.weight" or name.startswith("model.") for name in held) else None
+
+
+def older_tokenizer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A `tokenizer_config.json` in words that transformers 4 knows too.
+
+    transformers 5 renamed PreTrainedTokenizerFast to TokenizersBackend, and `additional_special_tokens` to
+    `extra_special_tokens`, which is a mapping in transformers 4. It still reads the old names.
+    """
+    changed = dict(config)
+    if changed.get("tokenizer_class") == "TokenizersBackend":
+        changed["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(changed.get("extra_special_tokens"), list):
+        changed.setdefault("additional_special_tokens", changed.pop("extra_special_tokens"))
+    return changed
+
+
+def config_warnings(
+    config: Mapping[str, Any], tie: bool | None, rows: int | None, causal: str | None = None
+) -> list[str]:
+    """What a loader may stumble over, and what was set. Arguments as in `true_config`."""
     warnings = []
     if not config.get("architectures"):
-        warnings.append("config.json names no architectures; vLLM needs them")
+        found = f"; {causal} was set, as model_type and tensors tell" if causal else "; vLLM needs them"
+        warnings.append(f"config.json names no architectures{found}")
     if tie is False and tie_flag(config) is not False:
         warnings.append("the output layer differs from the input embedding: tie_word_embeddings was set to false")
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, dict) else {}):
+        rope = place.get("rope_parameters")
+        if isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values()):
+            warnings.append("config.json has rotary settings for each kind of layer, which only transformers 5 reads")
         told = place.get("vocab_size")
         if rows is not None and type(told) is int and told != rows:
             warnings.append(f"the input embedding has {rows:,} rows: vocab_size was set to that from {told:,}")
