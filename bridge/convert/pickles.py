@@ -94,10 +94,18 @@ _DTENSOR = (
     "torch.distributed._tensor.api.DTensor",
 )
 _SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+_ENUMS = frozenset(
+    {
+        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+    }
+)
 
 INERT = frozenset(
     {
         *_DTENSOR,
+        *_ENUMS,
         _SHARDED,
         *(
             f"torch.distributed.{package}.{name}"
@@ -118,7 +126,6 @@ INERT = frozenset(
         "torch.distributed._mesh_layout._FlatLayout",
         "torch.distributed._mesh_layout._MeshLayout",
         "torch.distributed._shard.metadata.ShardMetadata",
-        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
         "torch.distributed._shard.sharded_tensor.metadata.ShardedTensorMetadata",
         "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
         "torch.distributed._shard.sharded_tensor.shard.Shard",
@@ -137,12 +144,10 @@ INERT = frozenset(
                 "StorageMeta",
                 "TensorProperties",
                 "TensorStorageMetadata",
-                "_MEM_FORMAT_ENCODING",
             )
         ),
         "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
         "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-        "deepspeed.runtime.zero.config.ZeroStageEnum",
         "deepspeed.utils.tensor_fragment.fragment_address",
         "_codecs.encode",
         "argparse.Namespace",
@@ -318,7 +323,7 @@ class _Machine:
             raise ValueError("a global's name is no text")
         full = f"{_OLD_MODULES.get(module, module)}.{name}"
         full = _OLD_NAMES.get(full, full)
-        # A sharded tensor's file calls getattr once, on one class; `call` holds it to that.
+        # `call` holds getattr to what real files ask of it.
         if full not in INERT and full != "builtins.getattr":
             raise UserError(f"{self.path}: its pickle names {_shown(full)}; {_reason(full)}")
         self.stack.append(Global(full))
@@ -328,7 +333,7 @@ class _Machine:
             raise ValueError("something that is no global is called")
         if type(arguments) is not tuple:
             raise ValueError("a call's arguments are no tuple")
-        if function.name == "builtins.getattr" and arguments != (Global(_SHARDED), "ProcessGroupState"):
+        if function.name == "builtins.getattr" and not _is_plain_attribute(*arguments):
             raise UserError(f"{self.path}: its pickle calls 'builtins.getattr'; {_reason(function.name)}")
         self.stack.append(_call(function, arguments))
 
@@ -355,6 +360,13 @@ class _Machine:
         if self.storages.setdefault(storage.key, storage) != storage:
             raise ValueError("a storage has two types or sizes")
         self.stack.append(storage)
+
+
+def _is_plain_attribute(kind: Any = None, name: Any = None, *rest: Any) -> bool:
+    """A sharded tensor's state class or, as early releases of Python 3.11 write it, a member of an enum."""
+    if rest or type(kind) is not Global or type(name) is not str:
+        return False
+    return kind.name in _ENUMS or (kind.name, name) == (_SHARDED, "ProcessGroupState")
 
 
 def _global_pair(machine: _Machine, argument: str) -> None:
@@ -604,7 +616,7 @@ def _tensor_ref(storage: Any, dtype: str, offset: Any, shape: Any, stride: Any, 
 
 
 _BUILDERS: Mapping[str, Callable[..., Any]] = {
-    "builtins.getattr": lambda kind, name: Global(f"{kind.name}.{name}"),  # `call` lets one pair through
+    "builtins.getattr": lambda kind, name: Global(f"{kind.name}.{name}"),  # of what `call` lets through
     "collections.OrderedDict": _empty_dict,
     "torch.Size": _size,
     "torch._utils._rebuild_tensor": _tensor,

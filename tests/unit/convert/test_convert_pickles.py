@@ -235,3 +235,35 @@ def test_mutated_pickles_are_read_or_refused(data: st.DataObject) -> None:
             return
     with suppress(UserError):
         read_pickle(bytes(base), HERE)
+
+
+def attribute(of: str, *names: bytes) -> bytes:
+    """getattr of a global and, one after the other, of what comes out."""
+    module, _, name = of.rpartition(".")
+    value = f"c{module}\n{name}\n".encode()
+    for attr in names:
+        value = b"c__builtin__\ngetattr\n(" + value + b"S'" + attr + b"'\ntR"
+    return b"\x80\x02" + value + b"."
+
+
+@pytest.mark.parametrize(
+    "enum",
+    [
+        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+    ],
+)
+def test_a_member_of_an_enum_may_be_pickled_by_name(enum: str) -> None:
+    # As Python 3.11.2 does, Debian 12's; releases before and after it write a call with the value.
+    assert read_pickle(attribute(enum, b"FIRST"), HERE).value == Global(f"{enum}.FIRST")
+    with pytest.raises(UserError, match=r"builtins\.getattr"):
+        read_pickle(attribute(enum, b"__init__", b"__globals__"), HERE)
+
+
+def test_getattr_of_other_classes_is_refused() -> None:
+    sharded = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+    read_pickle(attribute(sharded, b"ProcessGroupState"), HERE)
+    for of, name in ((sharded, b"__init__"), ("torch.device", b"type"), ("collections.OrderedDict", b"FIRST")):
+        with pytest.raises(UserError, match=r"builtins\.getattr"):
+            read_pickle(attribute(of, name), HERE)
