@@ -61,6 +61,14 @@ stages:
   eval: {kind: eval, model: [$model, sft, rl], data: test_data, samples: 8, max_new_tokens: 64}
 """
 
+# The same up to the model that SFT makes. Most of a test's time goes into processes that import torch: it has two.
+TRAINED = (
+    TINY.partition("  rl:\n")[0]
+    .replace("  rl_data: {kind: data, split: rl, size: 100}\n", "")
+    .replace("  test_data: {kind: data, split: test, size: 20}\n", "")
+    + "  convert_sft: {kind: convert, checkpoint: sft}\n"
+)
+
 
 def write_tiny(folder: Path, text: str = TINY) -> Path:
     path = folder / "tiny.yaml"

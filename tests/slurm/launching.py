@@ -24,11 +24,33 @@ FAST = ("stages.sft.steps=4", "stages.rl.steps=2", "stages.eval.limit=4", "stage
 
 
 def launch(experiment: Path, *words: str, runs: Path, wait: bool = True, check: int = 0) -> Run:
-    """Launch on the cluster that SLURM_CONF names, unless the words name a profile."""
-    flags = ["--wait"] if wait else []
+    """Launch on the cluster that SLURM_CONF names, unless the words name a profile.
+
+    An end that is to be good is waited for by `finish`; one with another exit code by the program's own --wait.
+    """
+    flags = ["--wait"] if wait and check else []
     if "--profile" not in words:
         flags += ["--profile", profile(experiment.parent)]
-    return Run(Path(bridge_json("launch", experiment, *words, *flags, runs=runs, check=check)["dir"]))
+    run = Run(Path(bridge_json("launch", experiment, *words, *flags, runs=runs, check=check)["dir"]))
+    if wait and not check:
+        finish(run)
+    return run
+
+
+def resume(run: Run) -> dict[str, Any]:
+    """Resume a run and wait for its end; what was submitted."""
+    value: dict[str, Any] = bridge_json("resume", run.id, runs=run.folder.parent)
+    finish(run)
+    return value
+
+
+def finish(run: Run) -> None:
+    """Wait until everything of a run is sealed and has said so.
+
+    --wait asks a cluster ever more rarely, up to every 15 s; these tests would spend minutes between two questions.
+    """
+    wait_for(lambda: len(run.sealed()) == len(run.elements), f"the end of {run.folder}", 400)
+    wait_for(lambda: all(run.attempts(key)[-1]["event"] == "end" for key in run.elements), "the last word", 30)
 
 
 def profile(folder: Path, stages: dict[str, dict[str, object]] | None = None, **settings: object) -> str:

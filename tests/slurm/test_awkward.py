@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chain import bridge, bridge_json, command, write_tiny
+from chain import TRAINED, bridge, bridge_json, command, write_tiny
 from conftest import Cluster, another_cluster
-from launching import ends, launch, profile, queue, saved_steps, states, wait_for
+from launching import ends, launch, profile, queue, resume, saved_steps, states, wait_for
 
 from bridge.graph import Edge
 from bridge.runs import Run
@@ -20,8 +20,6 @@ from bridge.runs import Run
 pytestmark = pytest.mark.slurm
 
 SFT = Edge("sft", 0)
-# SFT alone, of a data set that is made first.
-SHORT = ("stages.rl.steps=1", "stages.eval.limit=2", "stages.eval.model=[sft]")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
 
 def test_the_same_experiment_in_two_folders_is_two_runs(cluster: Cluster, tmp_path: Path) -> None:
     """They have one name: neither launch nor cancel of the one touches the other."""
-    experiment = write_tiny(tmp_path)
+    experiment = write_tiny(tmp_path, TRAINED)
     first = launch(experiment, "stages.sft.steps=2000", runs=tmp_path / "a", wait=False)
     wait_for(lambda: saved_steps(first), "SFT to save")
     second = launch(experiment, "stages.sft.steps=2000", runs=tmp_path / "b", wait=False)
@@ -46,11 +44,10 @@ def test_the_same_experiment_in_two_folders_is_two_runs(cluster: Cluster, tmp_pa
 
 def test_resume_right_after_cancel(cluster: Cluster, tmp_path: Path) -> None:
     """A job that is still ending is waited for: it is not in hand, and nothing may be tied to it."""
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=200", *SHORT, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=200", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     bridge("cancel", run.id, runs=tmp_path)
-    again = bridge_json("resume", run.id, "--wait", runs=tmp_path)
-    assert {"sft", "convert_sft", "rl", "eval"} <= set(again["jobs"])
+    assert {"sft", "convert_sft"} <= set(resume(run)["jobs"])
     assert {e["state"] for e in states(run, tmp_path).values()} == {"done"}
 
 
@@ -60,7 +57,7 @@ def test_a_warning_while_python_starts(cluster: Cluster, tmp_path: Path) -> None
     slow.write_text(f'#!/bin/sh\nsleep 4\nexec {sys.executable} "$@"\n', encoding="utf-8")
     slow.chmod(0o755)
     mine = profile(tmp_path, python=str(slow))
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=4", *SHORT, "--profile", mine, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=4", "--profile", mine, runs=tmp_path, wait=False)
     job = states(run, tmp_path)["train_data/0"]["job"]
     wait_for(lambda: "_0.0 " in cluster.ask("squeue", "-h", "-s", "-o", "%i ", "-j", job).stdout, "the first step")
     cluster.run("scancel", "--signal=USR2", job)
@@ -71,7 +68,7 @@ def test_a_warning_while_python_starts(cluster: Cluster, tmp_path: Path) -> None
 
 
 def test_the_controller_is_away_when_a_stage_wants_to_be_requeued(cluster: Cluster, tmp_path: Path) -> None:
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=300", *SHORT, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=300", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     cluster.run("scancel", "--signal=USR2", states(run, tmp_path)["sft/0"]["job"])
     cluster.script("stop", "slurmctld")
@@ -84,10 +81,10 @@ def test_the_controller_is_away_when_a_stage_wants_to_be_requeued(cluster: Clust
 
 def test_numbers_that_a_cluster_gives_out_again(cluster: Cluster, tmp_path: Path) -> None:
     """A controller that lost its state gives one run's numbers to another: each run knows its own jobs all the same."""
-    first = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path / "a", wait=False)
+    first = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=2000", runs=tmp_path / "a", wait=False)
     wait_for(lambda: saved_steps(first), "SFT to save")
     jobs = (first.folder / "jobs.jsonl").read_text(encoding="utf-8")
-    text = write_tiny(tmp_path).read_text(encoding="utf-8").replace("name: tiny", "name: other")
+    text = write_tiny(tmp_path, TRAINED).read_text(encoding="utf-8").replace("name: tiny", "name: other")
     other = tmp_path / "other.yaml"
     other.write_text(text, encoding="utf-8")
     folder = Path(bridge_json("launch", other, "--profile", profile(tmp_path), "--prepare", runs=tmp_path / "b")["dir"])
@@ -105,7 +102,7 @@ def test_a_job_that_dies_on_the_host_after_a_requeue_says_why(cluster: Cluster, 
     secrets.write_text("HF_TOKEN=x\n", encoding="utf-8")
     secrets.chmod(0o600)
     mine = profile(tmp_path, secrets_file=str(secrets))
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=300", "--profile", mine, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=300", "--profile", mine, runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     secrets.unlink()
     cluster.run("scancel", "--signal=USR2", states(run, tmp_path)["sft/0"]["job"])

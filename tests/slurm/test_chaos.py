@@ -21,7 +21,7 @@ from bridge.runs import Run
 pytestmark = pytest.mark.slurm
 
 SEED = int(os.environ.get("BRIDGE_CHAOS_SEED", "0"))
-SIZE = int(os.environ.get("BRIDGE_CHAOS_SIZE", "3"))  # elements of each training stage
+SIZE = int(os.environ.get("BRIDGE_CHAOS_SIZE", "2"))  # elements of each training stage
 ACTIONS = 8
 SWEEP = TINY + f"sweep:\n  seed: {list(range(SIZE))}\n"
 WORDS = ("stages.sft.steps=150", "stages.eval.model=[sft]", "stages.eval.limit=10", "stages.rl.steps=1")

@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from chain import TINY, bridge, bridge_json, write_tiny
+from chain import TINY, TRAINED, bridge, bridge_json, write_tiny
 from conftest import Cluster
-from launching import FAST, launch, profile, queue, states, wait_for
+from launching import FAST, launch, profile, queue, resume, states, wait_for
 
 from bridge.graph import Edge
 from bridge.runs import Run
@@ -80,14 +80,14 @@ def test_one_failed_element_blocks_only_what_needs_it(cluster: Cluster, tmp_path
 
 def test_a_child_is_tied_to_a_job_of_an_earlier_launch(cluster: Cluster, tmp_path: Path) -> None:
     """The convert jobs are cancelled by a person while both trainings run; resume ties new ones to the running jobs."""
-    text = TINY + "sweep:\n  seed: [0, 1]\n"
-    run = launch(write_tiny(tmp_path, text), *FAST, "stages.sft.steps=60", runs=tmp_path, wait=False)
+    text = TRAINED + "sweep:\n  seed: [0, 1]\n"
+    run = launch(write_tiny(tmp_path, text), "stages.sft.steps=150", runs=tmp_path, wait=False)
     wait_for(lambda: all((run.work(Edge("sft", i)) / "scratch").exists() for i in (0, 1)), "both trainings to begin")
     before = states(run, tmp_path)
     parent = before["sft/0"]["job"].partition("_")[0]
     cluster.run("scancel", before["convert_sft/0"]["job"].partition("_")[0])
     wait_for(lambda: states(run, tmp_path)["convert_sft/1"]["state"] == "cancelled", "Slurm to cancel")
-    bridge("resume", run.id, "--wait", runs=tmp_path)
+    resume(run)
     tied = [e for e in run.submissions() if e["event"] == "submit" and e["stage"] == "convert_sft"]
     assert tied[-1]["dependency"] == f"aftercorr:{parent}"
     assert [len(run.attempts(Edge("sft", i))) for i in (0, 1)] == [2, 2]  # one start and one end: it ran once
@@ -98,7 +98,7 @@ def test_a_parent_that_ends_while_its_child_is_submitted(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """sbatch would tie a child to any number, and start it: the parent is looked at again before anything is let go."""
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=2000", runs=tmp_path, wait=False)
     wait_for(lambda: (run.work(Edge("sft", 0)) / "scratch").exists(), "SFT to begin")
     before = states(run, tmp_path)
     cluster.run("scancel", before["convert_sft/0"]["job"])

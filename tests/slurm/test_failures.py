@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from chain import bridge, command, write_tiny
+from chain import TRAINED, bridge, command, write_tiny
 from conftest import Cluster, another_cluster
-from launching import FAST, launch, profile, queue, saved_steps, states, wait_for
+from launching import FAST, launch, profile, queue, resume, saved_steps, states, wait_for
 
 from bridge.graph import Edge
 from bridge.runs import Run
@@ -22,7 +22,6 @@ from bridge.runs import Run
 pytestmark = pytest.mark.slurm
 
 SFT = Edge("sft", 0)
-TRAINING = ("stages.sft.steps=300", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft]")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
 
     The second attempt waits for the end of the first: the artifact is made once, and sealed once.
     """
-    run = launch(write_tiny(tmp_path), *TRAINING, "stages.sft.steps=1500", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=1500", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     node, job = run.attempts(SFT)[-1]["host"], states(run, tmp_path)["sft/0"]["job"]
     with without(cluster, node):
@@ -64,7 +63,7 @@ def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_controller_is_away_while_a_run_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
     """No state is made up meanwhile, nothing can be submitted twice, and the wait ends when the run does."""
     waiting = subprocess.Popen(
-        command("launch", write_tiny(tmp_path), *TRAINING, "stages.sft.steps=1000", "-p", profile(tmp_path), "--wait"),
+        command("launch", write_tiny(tmp_path, TRAINED), "stages.sft.steps=1000", "-p", profile(tmp_path), "--wait"),
         env={**os.environ, "BRIDGE_RUNS": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     wait_for(lambda: list(tmp_path.glob("tiny-*/attempts/sft/0.jsonl")), "SFT to begin")
@@ -73,10 +72,10 @@ def test_the_controller_is_away_while_a_run_is_waited_for(cluster: Cluster, tmp_
         found = states(run, tmp_path)
         assert found["sft/0"]["state"] in ("unknown", "running")
         assert {e["state"] for e in found.values()} <= {"done", "unknown", "running"}
-        assert "the scheduler does not answer" in found["rl/0"]["reason"]
+        assert "the scheduler does not answer" in found["convert_sft/0"]["reason"]
         refused = bridge("resume", run.id, runs=tmp_path, check=2)
         assert "the Slurm controller does not answer" in refused.stderr
-        time.sleep(20)
+        time.sleep(10)  # it asks again every 3 to 6 s by now
         assert waiting.poll() is None
     _, printed = waiting.communicate(timeout=300)
     assert waiting.returncode == 0, printed
@@ -87,7 +86,7 @@ def test_the_controller_is_away_while_a_run_is_waited_for(cluster: Cluster, tmp_
 def test_accounting_is_away(cluster: Cluster, tmp_path: Path) -> None:
     """The queue alone says what runs; of a job that was killed meanwhile everything is said that can be known."""
     with without(cluster, "slurmdbd", "stop"):
-        run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+        run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=2000", runs=tmp_path, wait=False)
         wait_for(lambda: saved_steps(run), "SFT to save")
         assert states(run, tmp_path)["sft/0"]["state"] == "running"
         os.kill(run.attempts(SFT)[-1]["pid"], signal.SIGKILL)
@@ -97,7 +96,7 @@ def test_accounting_is_away(cluster: Cluster, tmp_path: Path) -> None:
         assert "no longer in the queue" in found["reason"]
         assert "accounting does not answer" in found["reason"]
     wait_for(lambda: "FAILED (exit " in states(run, tmp_path)["sft/0"]["reason"], "accounting to know", 60)
-    assert states(run, tmp_path)["rl/0"]["state"] == "blocked"
+    assert states(run, tmp_path)["convert_sft/0"]["state"] == "blocked"
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
 
 
@@ -105,7 +104,9 @@ def test_a_cluster_without_accounting(tmp_path: Path, monkeypatch: pytest.Monkey
     """The whole chain on a cluster that has none; a killed job is told from one that runs, and resume ends it."""
     with another_cluster("--no-accounting") as bare:
         monkeypatch.setenv("SLURM_CONF", bare.env["SLURM_CONF"])
-        run = launch(write_tiny(tmp_path), *FAST, "stages.sft.steps=100", runs=tmp_path, wait=False)
+        run = launch(
+            write_tiny(tmp_path), *FAST, "stages.eval.model=[rl]", "stages.sft.steps=100", runs=tmp_path, wait=False
+        )
         wait_for(lambda: saved_steps(run), "SFT to save")
         os.kill(run.attempts(SFT)[-1]["pid"], signal.SIGKILL)
         wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "the end to be seen", 60)
@@ -120,7 +121,9 @@ def test_a_cluster_without_accounting(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_out_of_memory(cluster: Cluster, tmp_path: Path) -> None:
     """A training that is given far too little memory is failed, with Slurm's own words for it."""
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", "stages.sft.resources.mem=150M", runs=tmp_path, check=1)
+    run = launch(
+        write_tiny(tmp_path, TRAINED), "stages.sft.steps=2000", "stages.sft.resources.mem=150M", runs=tmp_path, check=1
+    )
     found = states(run, tmp_path)
     assert found["sft/0"]["state"] == "failed"
     assert "memory" in found["sft/0"]["reason"].lower()
@@ -130,7 +133,7 @@ def test_out_of_memory(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_missing_log_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm ends such a job with 0:53 and no log at all; the reason says what that means."""
-    run = launch(write_tiny(tmp_path), *FAST, "stages.sft.steps=60", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=60", runs=tmp_path, wait=False)
     wait_for(lambda: run.attempts(SFT), "SFT to begin")
     shutil.rmtree(run.folder / "logs" / "convert_sft")
     (run.folder / "logs" / "convert_sft").write_text("no folder", encoding="utf-8")
@@ -139,7 +142,7 @@ def test_a_missing_log_folder(cluster: Cluster, tmp_path: Path) -> None:
     wait_for(lambda: "could not write the job's log" in states(run, tmp_path)["convert_sft/0"]["reason"], "0:53", 60)
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
     (run.folder / "logs" / "convert_sft").unlink()
-    bridge("resume", run.id, "--wait", runs=tmp_path)
+    resume(run)
 
 
 @pytest.fixture
@@ -156,7 +159,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None:
     """The disk of the runs fills up in mid-run: status says so; with room again, resume goes on and ends."""
-    run = launch(write_tiny(tmp_path), *TRAINING, runs=small_disk, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=300", runs=small_disk, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
@@ -167,7 +170,7 @@ def test_a_full_disk(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None
     assert "No space left on device" in reason or "is full" in reason
     wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
     filler.unlink()
-    bridge("resume", run.id, "--wait", runs=small_disk)
+    resume(run)
     assert {e["state"] for e in states(run, small_disk).values()} == {"done"}
 
 
@@ -183,7 +186,7 @@ def test_secrets_reach_the_job_and_nothing_else(
     out.mkdir()
     show = f'printf "%s %s %s" "${{WANDB_API_KEY-}}" "${{HF_TOKEN-}}" "${{UNRELATED_TOKEN-}}" > {out}/$SLURM_JOB_ID'
     mine = profile(tmp_path, secrets=["WANDB_API_KEY"], secrets_file=str(secrets), setup=[show])
-    words = (write_tiny(tmp_path), *FAST, "--profile", mine)
+    words = (write_tiny(tmp_path, TRAINED), "--profile", mine)
     assert "can be read by others" in bridge("launch", *words, runs=tmp_path / "runs", check=2).stderr
     secrets.chmod(0o600)
     scripts = bridge("plan", *words, "--scripts", runs=tmp_path / "runs").stdout
@@ -203,7 +206,7 @@ def test_secrets_reach_the_job_and_nothing_else(
 
 def test_status_of_another_users_run(cluster: Cluster, tmp_path: Path) -> None:
     """Jobs are asked for by their numbers, not by who asks: a colleague sees that they run."""
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=2000", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     tmp_path.chmod(0o755)
     # Another user, who may read everything: this checkout and its Python may lie in a private folder.

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from chain import TINY, bridge, bridge_json, command, tree, write_tiny
+from chain import TINY, TRAINED, bridge, bridge_json, command, tree, write_tiny
 from conftest import Cluster
-from launching import FAST, SWEEP, launch, queue, states, wait_for
+from launching import FAST, SWEEP, launch, queue, resume, states, wait_for, weights
 
 from bridge.artifacts import open_artifact
 from bridge.graph import Edge
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.slurm
 
 def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: Path) -> None:
     """3 seeds × 2 behaviors: arrays with dependencies, every artifact sealed, and nothing submitted twice."""
-    run = launch(write_tiny(tmp_path, TINY + SWEEP), *FAST, runs=tmp_path)
+    run = launch(write_tiny(tmp_path, TINY + SWEEP), *FAST, "stages.eval.model=[rl]", runs=tmp_path)
     counts: dict[str, int] = {}
     for key, element in run.elements.items():
         assert open_artifact(run.artifact(key), element.output).fingerprint == element.fingerprint
         counts[key.stage] = counts.get(key.stage, 0) + 1
     assert counts == {
         "train_data": 2, "rl_data": 1, "test_data": 1, "base": 6, "sft": 6, "convert_sft": 6, "rl": 6, "convert_rl": 6,
-        "eval": 12,
+        "eval": 6,
     }  # fmt: skip
 
     submitted = [line for line in run.submissions() if line["event"] == "submit"]
@@ -59,9 +59,9 @@ def test_a_sweep_of_seeds_and_behaviors_end_to_end(cluster: Cluster, tmp_path: P
 
 def test_the_artifacts_are_those_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
     """The same experiment file: equal data, equal weights, equal samples, whoever runs the jobs."""
-    experiment = write_tiny(tmp_path)
-    here = Run(Path(bridge_json("launch", experiment, "--wait", runs=tmp_path / "local")["dir"]))
-    there = launch(experiment, runs=tmp_path / "slurm")
+    words = (write_tiny(tmp_path), "stages.eval.model=[rl]")
+    here = Run(Path(bridge_json("launch", *words, "--wait", runs=tmp_path / "local")["dir"]))
+    there = launch(*words, runs=tmp_path / "slurm")
     assert here.id != there.id
     assert {k: e.fingerprint for k, e in here.elements.items()} == {k: e.fingerprint for k, e in there.elements.items()}
     for key in here.elements:
@@ -69,15 +69,14 @@ def test_the_artifacts_are_those_of_a_local_run(cluster: Cluster, tmp_path: Path
         assert set(ours) == set(theirs)
         for name in set(ours) - {"SEAL.json", "metrics.jsonl", "eval.json", "samples.parquet", "checkpoint.pt"}:
             assert ours[name] == theirs[name], f"{key}: {name}"
-    for index in range(3):
-        tables = [pq.read_table(run.artifact(Edge("eval", index)) / "samples.parquet") for run in (here, there)]
-        assert tables[0].equals(tables[1])
+    tables = [pq.read_table(run.artifact(Edge("eval", 0)) / "samples.parquet") for run in (here, there)]
+    assert tables[0].equals(tables[1])
 
 
 def test_kill_a_training_job_then_resume(cluster: Cluster, tmp_path: Path) -> None:
     """SIGKILL in the middle of SFT: its children are blocked with the culprit, and resume ends as if undisturbed."""
-    longer = ("stages.sft.steps=300", "stages.rl.steps=2", "stages.eval.limit=4")
-    run = launch(write_tiny(tmp_path), *longer, runs=tmp_path, wait=False)
+    text = TINY.partition("  rl:\n")[0] + "  eval: {kind: eval, model: [$model, sft], data: test_data, limit: 4}\n"
+    run = launch(write_tiny(tmp_path, text), "stages.sft.steps=300", runs=tmp_path, wait=False)
     saved = run.folder / "stages/sft/.0.work/scratch/checkpoints"
     wait_for(lambda: len(list(saved.glob("step-*.pt"))) > 1, "SFT to save twice")
     os.kill(run.attempts(Edge("sft", 0))[-1]["pid"], 9)
@@ -85,30 +84,13 @@ def test_kill_a_training_job_then_resume(cluster: Cluster, tmp_path: Path) -> No
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
     found = states(run, tmp_path)
     assert found["sft/0"]["reason"].startswith("FAILED")
-    assert (found["rl/0"]["state"], found["eval/2"]["state"]) == ("blocked", "blocked")
-    assert found["rl/0"]["reason"].startswith("sft/0 failed")
+    assert (found["convert_sft/0"]["state"], found["eval/1"]["state"]) == ("blocked", "blocked")
+    assert found["eval/1"]["reason"].startswith("sft/0 failed")
     assert found["eval/0"]["state"] == "done"  # the starting model's evaluation did not need SFT
-    bridge("resume", run.id, "--wait", runs=tmp_path)
-    whole = launch(write_tiny(tmp_path), *longer, runs=tmp_path / "undisturbed")
-    for name in ("convert_sft", "convert_rl"):
-        ours, theirs = (r.folder / "stages" / name / "0" / "model.safetensors" for r in (run, whole))
-        assert ours.read_bytes() == theirs.read_bytes()
+    resume(run)
+    whole = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=300", runs=tmp_path / "undisturbed")
+    assert weights(run) == weights(whole)
     assert states(run, tmp_path)["sft/0"]["attempts"] == 2
-
-
-def test_a_warning_before_the_time_limit_saves_and_requeues(cluster: Cluster, tmp_path: Path) -> None:
-    """USR2 reaches the stage inside srun; it saves, leaves with 75, and only this element is requeued."""
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=300", runs=tmp_path, wait=False)
-    saved = run.folder / "stages/sft/.0.work/scratch/checkpoints"
-    wait_for(lambda: list(saved.glob("step-*.pt")), "SFT to save")
-    job = states(run, tmp_path)["sft/0"]["job"]
-    cluster.run("scancel", "--signal=USR2", job)
-    wait_for(lambda: any(line.get("exit") == 75 for line in run.attempts(Edge("sft", 0))), "the stage to save and stop")
-    wait_for(lambda: (run.artifact(Edge("sft", 0)) / "SEAL.json").exists(), "the requeued job to finish", 180)
-    events = ["start", "end", "start", "end"]
-    wait_for(lambda: [line["event"] for line in run.attempts(Edge("sft", 0))] == events, "the second attempt's end", 20)
-    assert states(run, tmp_path)["sft/0"]["job"] == job
-    bridge("cancel", run.id, runs=tmp_path)
 
 
 def test_cancel_leaves_nothing_queued_and_resume_works(cluster: Cluster, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from bridge.runs import Run
 pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).parents[2]
-LONG = ("stages.sft.steps=300", "stages.rl.steps=2", "stages.eval.limit=4")
+LONG = ("stages.sft.steps=150", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[rl]")
 STAGES = ("train_data", "rl_data", "test_data", "base", "sft", "convert_sft", "rl", "convert_rl", "eval")
 SFT = Edge("sft", 0)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from chain import bridge, write_tiny
+from chain import TINY, TRAINED, bridge, write_tiny
 from conftest import Cluster
-from launching import ends, launch, profile, queue, saved_steps, states, wait_for, weights
+from launching import ends, launch, profile, queue, resume, saved_steps, states, wait_for, weights
 
 from bridge.graph import Edge
 from bridge.runs import Run
@@ -20,15 +20,16 @@ from bridge.runs import Run
 pytestmark = pytest.mark.slurm
 
 SFT = Edge("sft", 0)
-# One training of some 15 seconds, and what it feeds.
-TRAINING = ("stages.sft.steps=400", "stages.rl.steps=2", "stages.eval.limit=4", "stages.eval.model=[sft]")
+STEPS = "stages.sft.steps=400"  # some seconds of training
+# A model that is trained and evaluated.
+EVALUATED = TINY.partition("  rl:\n")[0] + "  eval: {kind: eval, model: sft, data: test_data}\n"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> bytes:
     """The weights that SFT ends with when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return weights(launch(write_tiny(folder), *TRAINING, runs=folder))
+    return weights(launch(write_tiny(folder, TRAINED), STEPS, runs=folder))
 
 
 def sealed_again(run: Run, cluster: Cluster, undisturbed: bytes, attempts: int) -> None:
@@ -43,7 +44,7 @@ def sealed_again(run: Run, cluster: Cluster, undisturbed: bytes, attempts: int) 
 
 def test_a_warning_delivered_twice_requeues_once(cluster: Cluster, tmp_path: Path, undisturbed: bytes) -> None:
     """USR2 reaches the training inside srun: it saves, exits with 75, and exactly this element is started again."""
-    run = launch(write_tiny(tmp_path), *TRAINING, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), STEPS, runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     job = states(run, tmp_path)["sft/0"]["job"]
     cluster.run("scancel", "--signal=USR2", job)
@@ -62,7 +63,7 @@ def test_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     slurmctld looks at limits every 30 s.
     """
     short = profile(tmp_path, warn=115, stages={"sft": {"partition": "short", "time": "2m"}})
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=1500", "--profile", short, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=1500", "--profile", short, runs=tmp_path, wait=False)
     wait_for(lambda: 75 in ends(run), "the warning before the limit", 100)
     wait_for(lambda: len(run.attempts(SFT)) > 2, "the second attempt", 60)
     wait_for(lambda: "sft/0: " in run.log(SFT, 2).read_text(encoding="utf-8"), "its first line", 60)
@@ -73,7 +74,7 @@ def test_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_cap_on_attempts_is_a_failure_that_resume_lifts(cluster: Cluster, tmp_path: Path, undisturbed: bytes) -> None:
-    run = launch(write_tiny(tmp_path), *TRAINING, "stages.sft.resources.max_attempts=1", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), STEPS, "stages.sft.resources.max_attempts=1", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     cluster.run("scancel", "--signal=USR2", states(run, tmp_path)["sft/0"]["job"])
     wait_for(lambda: states(run, tmp_path)["sft/0"]["state"] == "failed", "the cap", 60)
@@ -81,14 +82,14 @@ def test_a_cap_on_attempts_is_a_failure_that_resume_lifts(cluster: Cluster, tmp_
     assert "stopped after step" in reason
     assert "it was started 1 times, and max_attempts is 1" in reason
     wait_for(lambda: not queue(cluster, run), "the children to leave the queue", 60)
-    bridge("resume", run.id, "--wait", runs=tmp_path)
+    resume(run)
     sealed_again(run, cluster, undisturbed, attempts=2)
 
 
 def test_a_cap_on_the_time_of_all_attempts(cluster: Cluster, tmp_path: Path) -> None:
     """The stage is asked to save and stop when its time is used up, and is not started again."""
     limit = ("stages.sft.steps=5000", "stages.sft.resources.max_total_time=15s")
-    run = launch(write_tiny(tmp_path), *limit, runs=tmp_path, check=1)
+    run = launch(write_tiny(tmp_path, TRAINED), *limit, runs=tmp_path, check=1)
     reason = states(run, tmp_path)["sft/0"]["reason"]
     assert "stopped after step" in reason
     assert "and max_total_time is 15s" in reason
@@ -98,7 +99,7 @@ def test_a_cap_on_the_time_of_all_attempts(cluster: Cluster, tmp_path: Path) -> 
 
 def test_a_persons_scancel_is_not_undone(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm sends TERM; the stage saves and leaves with 75; and still the job does not come back."""
-    run = launch(write_tiny(tmp_path), "stages.sft.steps=2000", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=2000", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     cluster.run("scancel", states(run, tmp_path)["sft/0"]["job"])
     wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
@@ -113,7 +114,7 @@ def test_a_persons_scancel_is_not_undone(cluster: Cluster, tmp_path: Path) -> No
 def test_a_preempted_training_goes_on(cluster: Cluster, tmp_path: Path, undisturbed: bytes) -> None:
     """A job of a higher partition takes the node: the stage saves, Slurm requeues it, and it ends as if undisturbed."""
     low = profile(tmp_path, stages={"sft": {"partition": "lowprio", "exclusive": True, "sbatch": ["--nodelist=n1"]}})
-    run = launch(write_tiny(tmp_path), *TRAINING, "--profile", low, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), STEPS, "--profile", low, runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     cluster.submit("sleep 2", "--exclusive", "--nodelist=n1", "--partition=debug")
     wait_for(lambda: ends(run) == [75], "the preemption", 60)
@@ -124,8 +125,7 @@ def test_a_preempted_training_goes_on(cluster: Cluster, tmp_path: Path, undistur
 def test_an_evaluation_goes_on_with_the_samples_it_has(cluster: Cluster, tmp_path: Path) -> None:
     slow = {"samples": 4, "max_new_tokens": 200, "rollout_batch": 4}
     settings = [f"stages.eval.{name}={value}" for name, value in slow.items()]
-    words = ("stages.sft.steps=4", "stages.eval.model=[sft]", "stages.rl.steps=1", *settings)
-    run = launch(write_tiny(tmp_path), *words, runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, EVALUATED), "stages.sft.steps=4", *settings, runs=tmp_path, wait=False)
     key = Edge("eval", 0)
     wait_for(lambda: len(list((run.work(key) / "scratch").glob("samples-*"))) > 1, "the first samples")
     cluster.run("scancel", "--signal=USR2", states(run, tmp_path)["eval/0"]["job"])
@@ -146,7 +146,11 @@ def test_an_evaluation_goes_on_with_the_samples_it_has(cluster: Cluster, tmp_pat
 
 def test_a_stage_without_progress_is_reported_and_not_killed(cluster: Cluster, tmp_path: Path) -> None:
     run = launch(
-        write_tiny(tmp_path), "stages.sft.steps=2000", "stages.sft.resources.quiet=3s", runs=tmp_path, wait=False
+        write_tiny(tmp_path, TRAINED),
+        "stages.sft.steps=2000",
+        "stages.sft.resources.quiet=3s",
+        runs=tmp_path,
+        wait=False,
     )
     wait_for(lambda: saved_steps(run), "SFT to save")
     process = run.attempts(SFT)[-1]["pid"]
