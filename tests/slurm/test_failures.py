@@ -196,7 +196,9 @@ def test_secrets_reach_the_job_and_nothing_else(
     run = launch(*words, runs=tmp_path / "runs", wait=False)  # type: ignore[arg-type]
     wait_for(lambda: run.artifact(Edge("train_data", 0)).exists(), "the first stages")
     bridge("cancel", run.id, runs=tmp_path / "runs")
-    site = subprocess.run(["env", "-i", "bash", "-c", ". /etc/profile; env -0"], capture_output=True, text=True, check=True)
+    site = subprocess.run(
+        ["env", "-i", "bash", "-c", ". /etc/profile; env -0"], capture_output=True, text=True, check=True
+    )
     allowed = {line.partition("=")[0] for line in site.stdout.split("\0")} | {
         "HOME", "USER", "LOGNAME", "SLURM_CONF", "PATH", "LANG", "PYTHONPATH", "BRIDGE_CPUS", "SUBMITIT_EXECUTOR",
         "WANDB_API_KEY", "HF_TOKEN", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "SLURMD_NODENAME",

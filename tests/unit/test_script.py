@@ -137,7 +137,9 @@ def test_the_sites_profile_counts_and_what_the_launch_gives_wins(tmp_path: Path)
 
 def test_without_a_profile_of_the_site_there_is_still_a_path() -> None:
     script = site_environment().replace("/etc/profile", "/no/profile") + 'set -u; umask -p; echo "$PATH"'
-    done = subprocess.run(["/bin/bash", "-c", script], env={"PATH": "/launch/bin"}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], env={"PATH": "/launch/bin"}, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1].startswith("/usr/bin:/bin:/launch/bin:/usr/local/sbin:")
 
 
