@@ -3,6 +3,8 @@
 Measures the time from the command to everything being queued, the time between a parent's end and its child's start,
 and the scheduler calls that one status of 1,000 elements makes. Prints one JSON line.
 
+Both run `srun python -m …` with the same resources in the same folder, and both may cache bytecode there.
+
 Usage: SLURM_CONF=… python bench/launch.py [rounds] (an idle dev cluster: make cluster-up)
 """
 
@@ -42,7 +44,16 @@ PLAIN = {
 SCRIPT = """#!/bin/bash
 srun --unbuffered {python} -u -m bridge.stages {run} {stage} "$SLURM_ARRAY_TASK_ID"
 """
+PROFILE = """\
+cluster: slurm
+slurm_conf: {conf}
+defaults: {{cpus: 1, mem: 3G, time: 30m}}
+"""
 PAIRS = (("base", "sft"), ("sft", "convert_sft"), ("convert_sft", "eval"))
+
+
+def launch(experiment: Path, *words: str, runs: Path) -> dict:
+    return bridge("launch", experiment, "--profile", experiment.with_name("profile.yaml"), *words, runs=runs)
 
 
 def bridge(*words: object, runs: Path) -> dict:
@@ -52,13 +63,13 @@ def bridge(*words: object, runs: Path) -> dict:
 
 def ours(experiment: Path, runs: Path) -> tuple[Run, float]:
     start = time.perf_counter()
-    value = bridge("launch", experiment, "--profile", "devcluster", runs=runs)
+    value = launch(experiment, runs=runs)
     return Run(Path(value["dir"])), time.perf_counter() - start
 
 
 def by_hand(experiment: Path, runs: Path) -> tuple[Run, float]:
     """Scripts are written beforehand; what is timed is one sbatch per array."""
-    run = Run(Path(bridge("launch", experiment, "--profile", "devcluster", "--prepare", runs=runs)["dir"]))
+    run = Run(Path(launch(experiment, "--prepare", runs=runs)["dir"]))
     counts: dict[str, int] = {}
     for key in run.elements:
         counts[key.stage] = counts.get(key.stage, 0) + 1
@@ -98,7 +109,7 @@ def status_calls(folder: Path) -> dict:
     """Launch 1,002 elements on hold of a dependency that stays, count the Slurm commands of one status, cancel."""
     experiment = folder / "many.yaml"
     experiment.write_text(EXPERIMENT.format(seeds=list(range(250))), encoding="utf-8")
-    run = Run(Path(bridge("launch", experiment, "--profile", "devcluster", runs=folder)["dir"]))
+    run = Run(Path(launch(experiment, runs=folder)["dir"]))
     tools = folder / "tools"
     tools.mkdir()
     for name in ("squeue", "sacct", "scontrol", "sinfo"):
@@ -116,11 +127,13 @@ def status_calls(folder: Path) -> dict:
 
 
 def main() -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # by hand it would reach the jobs, and they would compile each time
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     queued: dict[str, list[float]] = {"ours": [], "by_hand": []}
     idle: dict[str, list[float]] = {"ours": [], "by_hand": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        (folder / "profile.yaml").write_text(PROFILE.format(conf=os.environ["SLURM_CONF"]), encoding="utf-8")
         experiment = folder / "bench.yaml"
         experiment.write_text(EXPERIMENT.format(seeds=[0, 1, 2]), encoding="utf-8")
         for number in range(rounds):

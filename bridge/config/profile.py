@@ -26,12 +26,6 @@ OURS = (
 )  # fmt: skip
 
 
-def _no_keyword(value: str) -> str:
-    if value in ("ALL", "NONE", "NIL"):
-        raise ValueError(f"{value} is a word of sbatch's --export, and no variable")
-    return value
-
-
 def _not_ours(value: str) -> str:
     found = re.fullmatch(r"--([a-z][a-z-]*)(=.*)?|-([A-Za-z])(.*)", value)
     if found is None:
@@ -95,8 +89,9 @@ class Profile(Settings):
     stage_image: bool = False
     """Copy the image to `scratch` before use, once for each node."""
     env: dict[Variable, str] = {}
-    """Environment variables of every job. Jobs on Slurm get nothing else of the launching shell; local ones get all."""
-    secrets: list[Annotated[Variable, AfterValidator(_no_keyword)]] = []
+    """Environment variables of every job. On Slurm a job has these, `secrets`, and what the site's `/etc/profile` sets on
+    the node; nothing else of the launching shell, and nothing of `~/.bashrc`. Local jobs get all of the shell."""
+    secrets: list[Variable] = []
     """slurm: names of variables of the launching shell that jobs get too, such as `WANDB_API_KEY` and `HF_TOKEN`. Their
     values are in no script, record or log; Slurm keeps them with the job."""
     secrets_file: Annotated[str, AfterValidator(matching(r"/[^\n\r\0]+", "an absolute path"))] | None = None

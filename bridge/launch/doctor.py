@@ -25,7 +25,7 @@ from bridge.errors import UserError, WorkFailedError
 from bridge.launch import nodes
 from bridge.launch.nodes import Problem, Wish
 from bridge.launch.prepare import load_profile
-from bridge.launch.script import resource_options
+from bridge.launch.script import resource_options, site_environment
 
 PACKAGES = ("torch", "transformers", "tokenizers", "submitit", "pyarrow", "safetensors")
 FREE_GB = 2.0  # the demo needs far less; training runs far more
@@ -279,7 +279,7 @@ def _secrets(profile: Profile) -> Iterator[Check]:
 
 PROBE = """
 exec 2>&1
-say() {{ printf '@%s %s\\n' "$@"; }}
+{site}say() {{ printf '@%s %s\\n' "$@"; }}
 say node "${{SLURMD_NODENAME:-$(hostname)}}"
 [ "$(cat -- {folder}/from-login)" = {word} ] && say reads yes
 printf %s {word} > {folder}/from-node && say writes yes
@@ -333,6 +333,7 @@ def probe_script(profile: Profile, wish: Wish, folder: Path, word: str) -> str:
     """What the node is asked to do: bash that prints lines `@NAME VALUE`."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in (profile.env | wish.need.env).items()]
     return PROBE.format(
+        site=site_environment(),
         folder=shlex.quote(str(folder)),
         word=word,
         scratch=shlex.quote(wish.need.scratch) if wish.need.scratch else "",
@@ -360,9 +361,10 @@ def _images(profile: Profile, wishes: Sequence[Wish]) -> Iterator[Check]:
         words = runtime.look_words(image, way, wish.need.gpus or 0, "imports")
         memory = [f"--mem={IMAGE_MEMORY}"] if wish.need.mem else []
         command = ["srun", f"--immediate={IMMEDIATE}", "-n1", "-c1", "-t5", "--job-name=bridge-doctor", "--chdir=/"]
+        enter = ["bash", "-c", f'{site_environment()}"$@"', "-"]
         where = [f"--{key}={value}" for key in ("partition", "account", "qos") if (value := getattr(wish.need, key))]
         try:
-            printed = slurm.call(profile, [*command, *where, *memory, "bash", "-l", "-c", '"$@"', "-", *words], 300)
+            printed = slurm.call(profile, [*command, *where, *memory, *enter, *words], 300)
         except WorkFailedError as error:
             said = str(error).removeprefix("srun: ")
             remedy = f"is {way} on the nodes, and can you read {image.place} there? else correct `runtime`, `images`"
@@ -399,7 +401,7 @@ def _on_a_node(profile: Profile, wish: Wish, script: str) -> tuple[dict[str, str
     words += [f"--{form.replace('_', '-')}=512M" for form in ("mem", "mem_per_cpu") if getattr(wish.need, form)]
     command = ["srun", f"--immediate={IMMEDIATE}", "-n1", "-c1", "-t1", "--job-name=bridge-doctor", "--chdir=/"]
     try:
-        limited = ["timeout", str(AT_MOST), "bash", "-l", "-c", script]
+        limited = ["timeout", str(AT_MOST), "bash", "-c", script]
         printed = slurm.call(profile, [*command, "--input=none", *words, *limited])
     except WorkFailedError as error:
         late = f"no end within {AT_MOST} s; does a line of `setup` wait for something?"

@@ -9,6 +9,7 @@ So no folder name, however hostile, is ever read by a shell.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from bridge.config.profile import MAX_ATTEMPTS, Allocation, Profile, processes
 from bridge.config.stages import MEMORY, seconds
@@ -18,13 +19,23 @@ from bridge.launch.container import Contained, Image, contained, shell
 STEP = "srun --export=ALL --ntasks-per-node=1 "  # on each node; without the environment a step has no PATH
 GPU_OPTION = "--gres=gpu:{gpus}"
 
+# What a login finds on the node, `module` included, but nothing of the user's own files. A site's profile may set any
+# variable and the umask, and Debian's replaces PATH. What only the launch knows, such as where srun is, comes last.
+SITE = """\
+kept=$({kept}) path=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+PATH=/usr/bin:/bin
+. /etc/profile
+eval "$kept"
+export PATH="$PATH:$path"
+"""
+
 SCRIPT = """\
 #!/bin/bash
 {% for option in options -%}
 #SBATCH {{ option }}
 {% endfor %}
 # The host side of the job. It runs in RUN/code, the snapshot of the code that belongs to this run.
-set -u
+{{ site }}set -u
 {% for name, value in env -%}
 export {{ name }}={{ value }}
 {% endfor -%}
@@ -97,6 +108,11 @@ def sbatch_options(folder: str, array: Array, dependency: str | None) -> list[st
     return words
 
 
+def site_environment(names: Sequence[str] = ()) -> str:
+    """Lines of bash that give a job the environment of the site; the variables named stay as they are."""
+    return SITE.format(kept="umask -p" + (f"; declare -px {' '.join(names)}" if names else ""))
+
+
 def is_root(array: Array) -> bool:
     """Whether an array waits for no other array of its launch."""
     return all(after.array is None for after in array.after)
@@ -135,7 +151,7 @@ def sbatch_script(
         f"--job-name={run_id}/{array.name}",
         f"--array={ranges(sorted(array.tasks))}{throttle}",
         "--open-mode=append",
-        f"--export={','.join(['SLURM_CONF', *profile.secrets])}",  # by name; nothing else of the launching shell
+        "--export=ALL",  # sbatch has little (launch/slurm.py); a list of names would make slurmd run `su - USER` first
         "--requeue",
         "--kill-on-invalid-dep=yes",
         f"--signal=USR2@{profile.warn}",
@@ -147,9 +163,7 @@ def sbatch_script(
         **profile.env,
         **allocation.env,
     }
-    # Slurm gives the login environment's PATH, which knows where srun is.
-    lines = [("PATH", '"${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"')]
-    lines += [(name, shlex.quote(value)) for name, value in variables.items()]
+    lines = [(name, shlex.quote(value)) for name, value in variables.items()]
     here = '"$(pwd -P)"' if image else '"$PWD"'
     lines += [("PYTHONPATH", here), ("SUBMITIT_EXECUTOR", "slurm"), ("BRIDGE_CPUS", str(allocation.cpus or 1))]
     nodes, together = allocation.nodes or 1, processes(kind, allocation)
@@ -164,6 +178,7 @@ def sbatch_script(
     scratch = allocation.scratch or ("/tmp" if image else None)
     return template.render(
         options=options,
+        site=site_environment(profile.secrets),
         env=lines,
         secrets=shlex.quote(profile.secrets_file) if profile.secrets_file else None,
         scratch=shlex.quote(scratch) if scratch else None,

@@ -60,7 +60,8 @@ class ArrayExecutor(SlurmExecutor):
         return self.script
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # Variables are unset by name: a secret must not stand on a command line, where everybody can read it.
+        # sbatch hands on all it has (--export=ALL), so it gets no more than a job may have. Variables are unset by name:
+        # a secret must not stand on a command line, where everybody can read it.
         kept = {*_environment(self.profile), *self.profile.secrets}
         unset = [word for name in os.environ if name not in kept for word in ("-u", name)]
         conf = [f"SLURM_CONF={self.profile.slurm_conf}"] if self.profile.slurm_conf else []
@@ -77,8 +78,8 @@ class ArrayExecutor(SlurmExecutor):
 
 
 def _environment(profile: Profile) -> dict[str, str]:
-    """The environment of every Slurm command: nothing of an enclosing job gets in."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "SLURM_CONF") if name in os.environ}
+    """The environment of every Slurm command, and with it of jobs: nothing of an enclosing job or the shell gets in."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF") if name in os.environ}
     if profile.slurm_conf:
         kept["SLURM_CONF"] = profile.slurm_conf
     return kept

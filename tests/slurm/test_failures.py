@@ -177,14 +177,20 @@ def test_a_full_disk(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None
 def test_secrets_reach_the_job_and_nothing_else(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One by name, one from a file that only its owner can read; neither is in any file of the run, nor in `plan`."""
+    """One by name, one from a file that only its owner can read; neither is in any file of the run, nor in `plan`.
+
+    What else a job has is of Slurm, of the site's profile or ours; a file that a login shell of the user reads counts
+    for nothing.
+    """
     monkeypatch.setenv("WANDB_API_KEY", "by-name-5ecret")
     monkeypatch.setenv("UNRELATED_TOKEN", "leak-5ecret")
+    monkeypatch.setenv("SLURM_UNRELATED", "leak-5ecret")
+    monkeypatch.setenv("BASH_FUNC_leak%%", "() { echo leak-5ecret; }")
     secrets = tmp_path / "my 'secrets'"
     secrets.write_text("HF_TOKEN=in-file-5ecret\n", encoding="utf-8")
     out = tmp_path / "seen"
     out.mkdir()
-    show = f'printf "%s %s %s" "${{WANDB_API_KEY-}}" "${{HF_TOKEN-}}" "${{UNRELATED_TOKEN-}}" > {out}/$SLURM_JOB_ID'
+    show = f"env -0 > {out}/$SLURM_JOB_ID"
     mine = profile(tmp_path, secrets=["WANDB_API_KEY"], secrets_file=str(secrets), setup=[show])
     words = (write_tiny(tmp_path, TRAINED), "--profile", mine)
     assert "can be read by others" in bridge("launch", *words, runs=tmp_path / "runs", check=2).stderr
@@ -193,8 +199,19 @@ def test_secrets_reach_the_job_and_nothing_else(
     run = launch(*words, runs=tmp_path / "runs", wait=False)  # type: ignore[arg-type]
     wait_for(lambda: run.artifact(Edge("train_data", 0)).exists(), "the first stages")
     bridge("cancel", run.id, runs=tmp_path / "runs")
-    shown = {path.read_text(encoding="utf-8") for path in out.iterdir()}
-    assert shown == {"by-name-5ecret in-file-5ecret "}
+    site = subprocess.run(
+        ["env", "-i", "bash", "-c", ". /etc/profile; env -0"], capture_output=True, text=True, check=True
+    )
+    allowed = {line.partition("=")[0] for line in site.stdout.split("\0")} | {
+        "HOME", "USER", "LOGNAME", "SLURM_CONF", "PATH", "LANG", "PYTHONPATH", "BRIDGE_CPUS", "SUBMITIT_EXECUTOR",
+        "WANDB_API_KEY", "HF_TOKEN", "TMPDIR", "HOSTNAME", "ENVIRONMENT", "SLURMD_NODENAME",
+    }  # fmt: skip
+    seen = [dict(line.split("=", 1) for line in path.read_text("utf-8").split("\0") if line) for path in out.iterdir()]
+    for job in seen:
+        assert (job["WANDB_API_KEY"], job["HF_TOKEN"]) == ("by-name-5ecret", "in-file-5ecret")
+        assert "SLURM_UNRELATED" not in job and "SLURM_GET_USER_ENV" not in job
+        assert {name for name in job if not name.startswith("SLURM_")} <= allowed
+    assert seen
     assert "5ecret" not in scripts
     for path in run.folder.rglob("*"):
         if path.is_file() and path.suffix != ".diff":

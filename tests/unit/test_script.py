@@ -11,7 +11,7 @@ import pytest
 from bridge.config.profile import Allocation, Profile, allocation
 from bridge.config.stages import Resources
 from bridge.graph import After, Array
-from bridge.launch.script import minutes, sbatch_options, sbatch_script
+from bridge.launch.script import minutes, sbatch_options, sbatch_script, site_environment
 from bridge.launch.submit import dependency
 
 GOLDEN = Path(__file__).with_name("golden.sbatch")
@@ -110,9 +110,37 @@ def test_processes_are_started_by_torchrun_where_there_are_several() -> None:
 def test_secrets_are_named_and_never_shown() -> None:
     profile = Profile(cluster="slurm", secrets=["HF_TOKEN", "WANDB_API_KEY"], secrets_file="/home/me/my secrets")
     text = sbatch_script("r", ARRAY, Allocation(), profile, "python", "sft")
-    assert "#SBATCH --export=SLURM_CONF,HF_TOKEN,WANDB_API_KEY\n" in text
+    assert "; declare -px HF_TOKEN WANDB_API_KEY) path=" in text
     assert "\nset -a && . '/home/me/my secrets' && set +a || exit 1\n" in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_the_sites_profile_counts_and_what_the_launch_gives_wins(tmp_path: Path) -> None:
+    """With a profile as awkward as they come: it replaces PATH, the umask and a secret, and reads what is not set."""
+    site = tmp_path / "profile"
+    site.write_text(
+        'echo "welcome $NOT_SET"; umask 0; export PATH=/site/bin SECRET=site NCCL_SOCKET_IFNAME=ib0\n'
+        'module() { echo "module $*"; }\n',
+        encoding="utf-8",
+    )
+    show = 'module load cuda; umask; printf "%s\\0" "$PATH" "$NCCL_SOCKET_IFNAME" "$SECRET" "$OTHER"'
+    secrets = {"SECRET": "a'b $x `id`\n\"c\\", "OTHER": "ü"}
+    script = "umask 77\n" + site_environment(list(secrets)).replace("/etc/profile", str(site)) + f"set -u; {show}"
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], env={"PATH": "/launch/bin", **secrets}, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    path, *values, rest = done.stdout.removeprefix("welcome \nmodule load cuda\n0077\n").split("\0")
+    assert path == "/site/bin:/launch/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert values == ["ib0", *secrets.values()] and rest == ""
+
+
+def test_without_a_profile_of_the_site_there_is_still_a_path() -> None:
+    script = site_environment().replace("/etc/profile", "/no/profile") + 'set -u; umask -p; echo "$PATH"'
+    done = subprocess.run(
+        ["/bin/bash", "-c", script], env={"PATH": "/launch/bin"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1].startswith("/usr/bin:/bin:/launch/bin:/usr/local/sbin:")
 
 
 def test_a_folder_of_the_nodes_own_disk_is_used_and_removed(tmp_path: Path) -> None:
@@ -145,7 +173,6 @@ def test_paths_of_the_run_are_words_for_sbatch_and_roots_are_held() -> None:
         ({"defaults": {"sbatch": ["--comment=a\n#SBATCH --array=0-9"]}}, "must be one line"),
         ({"defaults": {"gpu_option": "--gres=gpu:1"}}, "an option with {gpus} in it"),
         ({"defaults": {"mem": "1G", "mem_per_cpu": "1G"}}, "give only one of mem and mem_per_cpu"),
-        ({"secrets": ["ALL"]}, "ALL is a word of sbatch's --export"),
         ({"secrets": ["A B"]}, "must be a variable's name"),
         ({"secrets": ["T"], "env": {"T": "x"}}, "env gives T, one of the secrets"),
         ({"secrets": ["T"], "stages": {"sft": {"env": {"T": "x"}}}}, "stages.sft.env gives T, one of the secrets"),
