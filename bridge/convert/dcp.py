@@ -6,6 +6,7 @@ it is unfinished. It is a plain pickle and is read like every other one here: no
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ METADATA = ".metadata"
 
 _WRAPPERS = ("app", "state")
 """Keys above the weights that only these checkpoints have: an application state may hold model and optimizer."""
+
+_OPTIMIZER = re.compile(r"(optimizer|optimizers|optim)\.")
+"""How names begin that are no weights where a state was saved with its names joined already."""
 
 Place = tuple[str, int, int]
 """File name, offset and length in bytes."""
@@ -42,8 +46,12 @@ def open_dcp(folder: Path) -> Source:
         )
         root = _nested(path, metadata)
         source.wrapper, state = find_weights(root, str(path), also=_WRAPPERS)
-        source.dropped = [str(name)[:120] for name, value in state.items() if not isinstance(value, Sharded)]
-        weights = {str(name): value for name, value in state.items() if isinstance(value, Sharded)}
+        weights = {
+            str(name): value
+            for name, value in state.items()
+            if isinstance(value, Sharded) and not _OPTIMIZER.match(str(name))
+        }
+        source.dropped = [str(name)[:120] for name in state if str(name) not in weights]
         clean = clean_names(weights, str(path))
         check_names(clean.values(), str(path))
         files: dict[str, SourceFile] = {}

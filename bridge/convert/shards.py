@@ -10,8 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import Object, Sharded, TensorRef
@@ -137,7 +142,14 @@ def _dtensor(rank: TorchFile, name: str, value: Sharded) -> Iterator[Piece]:
     if coordinate is None:  # this rank has no part in the tensor's mesh
         return
     at = _numbers(rank, name, coordinate)
-    sizes = _mesh_sizes(rank, name, mesh)
+    axes = _mesh_axes(rank, name, mesh)
+    sizes = tuple(math.prod(shape) for shape, _ in axes)
+    ranks = mesh.get("_flatten_rank_map", mesh.get("_flatten_mesh_list"))
+    if type(ranks) is tuple and not _in_order(ranks, axes):
+        raise UserError(
+            f"{rank.file.path}: {name[:120]!a} lies on a device mesh whose ranks do not ascend; there torch cuts by "
+            "one order and places by another, so gather the full state dict instead"
+        )
     placements: Any = spec.get("placements")
     if type(placements) not in (tuple, list) or not len(placements) == len(sizes) == len(at):
         raise _strange(rank, name)
@@ -194,18 +206,46 @@ def _ordinary(placements: Any, sizes: tuple[int, ...], index: int, axis: int, fa
     return bool(factor == math.prod(right))
 
 
-def _mesh_sizes(rank: TorchFile, name: str, mesh: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ranks along each axis: the shape of the rank tensor, or since torch 2.9 of the layout object."""
+_Axis = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides, in the list of ranks, of one axis of a mesh: one number each, more where axes were flattened."""
+
+
+def _mesh_axes(rank: TorchFile, name: str, mesh: Mapping[str, Any]) -> tuple[_Axis, ...]:
+    """The axes of the rank tensor, or since torch 2.9 of the layout object."""
     if isinstance(ranks := mesh.get("mesh"), TensorRef):
-        return ranks.shape
+        return tuple(((size,), (step,)) for size, step in zip(ranks.shape, ranks.stride, strict=True))
     layout = _fields(mesh.get("_layout"))
     axes: Any = layout.get("axes")
-    shapes = [_fields(axis).get("shape") for axis in axes] if type(axes) in (tuple, list) else layout.get("shape")
-    if type(shapes) not in (tuple, list):
+    fields = [_fields(axis) for axis in axes] if type(axes) in (tuple, list) else None
+    shapes: Any = [axis.get("shape") for axis in fields] if fields is not None else layout.get("shape")
+    steps: Any = [axis.get("stride") for axis in fields] if fields is not None else layout.get("stride")
+    if type(shapes) not in (tuple, list) or type(steps) not in (tuple, list) or len(shapes) != len(steps):
         raise _strange(rank, name)
-    return tuple(
-        math.prod(_numbers(rank, name, size if type(size) is tuple else (size,))) for size in list[Any](shapes or ())
-    )
+    found = []
+    for pair in zip(shapes, steps, strict=True):
+        size, step = (_numbers(rank, name, part if type(part) is tuple else (part,)) for part in pair)
+        if len(size) != len(step):
+            raise _strange(rank, name)
+        found.append((size, step))
+    return tuple(found)
+
+
+@lru_cache
+def _in_order(ranks: tuple[Any, ...], axes: tuple[_Axis, ...]) -> bool:
+    """Whether ranks ascend along every axis of a mesh, as its process groups count them."""
+    if any(type(rank) is not int or rank >> 63 for rank in ranks):
+        return False
+    if all(low < high for low, high in pairwise(ranks)):
+        return True
+    sizes = [size for shape, _ in axes for size in shape]
+    strides = [step for _, steps in axes for step in steps]
+    reach = sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+    if math.prod(sizes) > len(ranks) or reach >= len(ranks):
+        return False
+    line = np.array(ranks, np.int64)
+    mesh = as_strided(line, sizes, [step * line.itemsize for step in strides])
+    whole = mesh.reshape([math.prod(shape) for shape, _ in axes])
+    return all(bool((np.diff(whole, axis=axis) > 0).all()) for axis in range(whole.ndim))
 
 
 def _piece(rank: TorchFile, name: str, value: Sharded, origin: tuple[int, ...], local: Any) -> Piece:

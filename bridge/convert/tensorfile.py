@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def open_tensor_folder(folder: Path) -> Source:
             raise UserError(
                 f"{folder}: holds {', '.join(names[:5])} and no index that says which count; name one of them"
             )
+        if any(re.match(r"shard-\d{5}-", name) for name in names):
+            raise _distributed(folder)
         refuse_part(folder, names)
         return _open(folder, {name: inside(folder, name) for name in names}, None)
     weight_map = read_weight_map(index)
@@ -86,7 +89,9 @@ def read_header(file: SourceFile) -> dict[str, StridedTensor]:
         raise UserError(f"{file.path}: its header is no valid JSON ({str(error)[:80]}); copy it again") from error
     if not isinstance(header, dict):
         raise UserError(f"{file.path}: its header is no JSON object; copy it again")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None)
+    if isinstance(metadata, dict) and "DCP_SHARDING_INFO" in metadata:
+        raise _distributed(file.path)
     spans: list[tuple[int, int]] = []
     tensors = {}
     for name, facts in header.items():
@@ -108,6 +113,14 @@ def read_header(file: SourceFile) -> dict[str, StridedTensor]:
     if 8 + size + at < file.size:
         raise UserError(f"{file.path}: has {file.size - 8 - size - at:,} bytes that belong to no tensor; copy it again")
     return tensors
+
+
+def _distributed(path: Path) -> UserError:
+    # Each file says where its parts begin, but none how large the tensors are: a missing last rank would go unseen.
+    return UserError(
+        f"{path}: holds one rank's parts of tensors and not their whole shapes, as torch's HuggingFaceStorageWriter "
+        "saves them; save with enable_consolidation=True, which joins them"
+    )
 
 
 def _facts(file: SourceFile, name: str, facts: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:

@@ -129,6 +129,8 @@ def _guess(head: bytes) -> str:
         return "a Git LFS pointer whose content was not downloaded (run git lfs pull)"
     if head[:1] == b"\x80":
         return "a bare pickle"
+    if head[8:9] == b"{":
+        return "in safetensors form"
     return "an unknown kind of file"
 
 

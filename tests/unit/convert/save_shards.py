@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 WORLD = 4
@@ -63,6 +64,16 @@ def run(rank: int, folder: Path) -> None:
     (folder / "actor").mkdir(exist_ok=True)
     torch.save(state, folder / "actor" / f"model_world_size_{WORLD}_rank_{rank}.pt")
     kept = {name: tensor for name, tensor in state.items() if not name.startswith(("strided", "submesh"))}
+    odd = DeviceMesh("cpu", [3, 1, 2, 0])
+    crossed = DeviceMesh("cpu", [[0, 2], [1, 3]])
+    for kind, mesh, placements in (("odd", odd, [Shard(0)]), ("crossed", crossed, [Shard(0), Shard(1)])):
+        (folder / kind).mkdir(exist_ok=True)
+        cut = {name: distribute_tensor(whole[name], mesh, placements) for name in ("even", "uneven")}
+        torch.save(cut, folder / kind / f"model_world_size_{WORLD}_rank_{rank}.pt")
+    writer = HuggingFaceStorageWriter(str(folder / "parts"), save_distributed=True)
+    dcp.save({"w": placed_tensor(whole["even"], one, [Shard(0)])}, storage_writer=writer)
+    flat = {"model.w": whole["even"], "optimizer.state.model.w.exp_avg": whole["even"]}
+    dcp.save(flat, checkpoint_id=str(folder / "flat"))
     dcp.save({"app": {"model": kept, "optim": {"step": torch.ones(1)}}}, checkpoint_id=str(folder / "dcp"))
     dist.destroy_process_group()
 

@@ -90,6 +90,28 @@ def test_fsdp_config_says_which_world_counts(copy: Path, tmp_path: Path) -> None
     assert list(loaded(tmp_path / "out")) == ["w"]
 
 
+def test_a_mesh_whose_ranks_do_not_ascend_is_refused(saved: Path, tmp_path: Path) -> None:
+    """torch's own full_tensor gives other values there than were cut; one that ascends along each axis is read."""
+    with pytest.raises(UserError, match="ranks do not ascend"):
+        convert(saved / "odd", tmp_path / "out")
+    convert(saved / "crossed", tmp_path / "out")
+    assert all(same_bits(tensor, truth()[name]) for name, tensor in loaded(tmp_path / "out").items())
+
+
+def test_parts_that_do_not_tell_the_whole_shape_are_refused(saved: Path, tmp_path: Path) -> None:
+    """Without this one rank's part would pass for the whole tensor."""
+    one = min((saved / "parts").glob("*.safetensors"))
+    for path in (saved / "parts", one):
+        with pytest.raises(UserError, match="enable_consolidation"):
+            convert(path, tmp_path / "out")
+
+
+def test_an_optimizer_whose_names_were_joined_is_left_out(saved: Path, tmp_path: Path) -> None:
+    report = convert(saved / "flat", tmp_path / "out")
+    assert list(loaded(tmp_path / "out")) == ["model.w"]
+    assert report.dropped == ["optimizer.state.model.w.exp_avg"]
+
+
 def test_optimizer_and_other_state_is_never_opened(copy: Path, tmp_path: Path) -> None:
     for name in ("optim_world_size_4_rank_0.pt", "extra_state_world_size_4_rank_0.pt", "rng_state.pth"):
         (copy / "actor" / name).write_bytes(b"\x80\x02cposix\nsystem\n.")
