@@ -89,8 +89,8 @@ class Profile(Settings):
     stage_image: bool = False
     """Copy the image to `scratch` before use, once for each node."""
     env: dict[Variable, str] = {}
-    """Environment variables of every job. On Slurm a job has these, `secrets`, and what the site's `/etc/profile` sets on
-    the node; nothing else of the launching shell, and nothing of `~/.bashrc`. Local jobs get all of the shell."""
+    """Environment variables of every job. On Slurm a job has these, `secrets`, and what the site's `/etc/profile` sets
+    on the node; nothing else of the launching shell, and nothing of `~/.bashrc`. Local jobs get all of the shell."""
     secrets: list[Variable] = []
     """slurm: names of variables of the launching shell that jobs get too, such as `WANDB_API_KEY` and `HF_TOKEN`. Their
     values are in no script, record or log; Slurm keeps them with the job."""

@@ -60,8 +60,8 @@ class ArrayExecutor(SlurmExecutor):
         return self.script
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # sbatch hands on all it has (--export=ALL), so it gets no more than a job may have. Variables are unset by name:
-        # a secret must not stand on a command line, where everybody can read it.
+        # sbatch hands on all it has (--export=ALL), so it gets no more than a job may have. Variables are unset by
+        # name: a secret must not stand on a command line, where everybody can read it.
         kept = {*_environment(self.profile), *self.profile.secrets}
         unset = [word for name in os.environ if name not in kept for word in ("-u", name)]
         conf = [f"SLURM_CONF={self.profile.slurm_conf}"] if self.profile.slurm_conf else []
