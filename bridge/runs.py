@@ -124,6 +124,13 @@ class Run:
     def log(self, key: Edge, attempt: int) -> Path:
         return self.folder / "logs" / key.stage / f"{key.element}.{attempt}.log"
 
+    def node_logs(self, key: Edge, attempt: int) -> dict[int, Path]:
+        """What the nodes of an element printed, other than the first: the node's number → its log, in order."""
+        log = self.log(key, attempt)
+        paths = log.parent.glob(f"{log.stem}.node[0-9]*.log")
+        found = {int(path.stem.rpartition(".node")[2]): path for path in paths}
+        return dict(sorted(found.items()))
+
     def host_log(self, key: Edge, job: str) -> Path:
         """What the scheduler's side of a job printed."""
         return self.folder / "logs" / key.stage / f"{job}.host.log"

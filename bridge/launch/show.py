@@ -214,7 +214,10 @@ def _coloured(state: str) -> str:
 
 
 def print_logs(run: Run, where: str, attempt: int | None, follow: bool) -> None:
-    """Copy the log of an attempt to standard output; all elements of a stage one after the other."""
+    """Copy the log of an attempt to standard output; all elements of a stage one after the other.
+
+    What other nodes printed than the first comes last, as it is usually nothing.
+    """
     for element in run.find(where):
         key = Edge(element.stage, element.index)
         last = max((line.get("attempt", 0) for line in run.attempts(key)), default=0)
@@ -228,11 +231,16 @@ def print_logs(run: Run, where: str, attempt: int | None, follow: bool) -> None:
             continue
         if "/" not in where:
             sys.stdout.write(f"==> {element.name} <==\n")
-        _copy(run, key, attempt or max(last, 1), follow)
+        shown = _copy(run, key, attempt or max(last, 1), follow)
+        for node, log in run.node_logs(key, shown).items():
+            if text := log.read_text(encoding="utf-8", errors="replace"):
+                sys.stdout.write(f"==> {element.name} on node {node} <==\n{text}")
 
 
-def _copy(run: Run, key: Edge, attempt: int, follow: bool) -> None:
+def _copy(run: Run, key: Edge, attempt: int, follow: bool) -> int:
+    """Copy the log of an attempt, and of those after it when following; the number of the last."""
     log, position = run.log(key, attempt), 0
+    sys.stdout.flush()  # what follows goes past its buffer
     while True:
         going_on = follow and _state_of(run, key).open is not False  # asked first: what is written until then is read
         if log.is_file():
@@ -244,7 +252,7 @@ def _copy(run: Run, key: Edge, attempt: int, follow: bool) -> None:
             attempt += 1
             log, position = run.log(key, attempt), 0
         elif not going_on:
-            return
+            return attempt
         else:
             time.sleep(1.0)
 

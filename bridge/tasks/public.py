@@ -96,8 +96,8 @@ class PublicTask(Task, Generic[S]):
             if drawn is None or number in drawn:
                 yield self._example(name, item, writer, seed)
         if empty:
-            there = ", ".join(f"{len(paths)} {pool} files" for pool, paths in found.items())
-            raise UserError(f"task {self.settings.name}: {self.settings.path}: no rows for split {split} in {there}")
+            there = ", ".join(_number_of_files(pool, len(paths)) for pool, paths in found.items())
+            raise UserError(f"task {self.settings.name}: {self.settings.path}: no rows for split {split!r} in {there}")
 
     def files(self) -> dict[Pool, list[Path]]:
         """The files of each set. Raises UserError if there are none, or if they are not those of the launch."""
@@ -202,6 +202,10 @@ def options(where: str, texts: Sequence[object]) -> str:
     if not 2 <= len(texts) <= 10 or not all(isinstance(option, str) and option.strip() for option in texts):
         raise UserError(f"{where}: the options must be two to ten texts, none of them empty")
     return "\n".join(f"{letter}. {str(option).strip()}" for letter, option in zip("ABCDEFGHIJ", texts, strict=False))
+
+
+def _number_of_files(pool: Pool, count: int) -> str:
+    return f"{count} {'' if pool == 'all' else f'{pool} '}file{'' if count == 1 else 's'}"
 
 
 def _key(question: str) -> bytes:

@@ -70,10 +70,19 @@ def test_a_second_launch_submits_nothing(run: Run, runs: Path) -> None:
 
 
 def test_logs(run: Run, runs: Path) -> None:
-    assert "sft/0: sealed" in bridge("logs", run.id, "sft", runs=runs).stdout
+    shown = bridge("logs", run.id, "sft", runs=runs).stdout
+    assert shown.startswith("==> sft/0 <==\n") and shown.endswith("sft/0: sealed\n")
     assert "24/24 steps" in bridge("logs", run.id, "sft/0", "--attempt", 1, runs=runs).stdout
     assert "has had 1 attempts" in bridge("logs", run.id, "sft/0", "--attempt", 2, runs=runs, check=2).stderr
     assert "did you mean 'sft'" in bridge("logs", run.id, "stf", runs=runs, check=2).stderr
+    log = run.log(Edge("sft", 0), 1)
+    nodes = {log.with_suffix(f".node{node}.log"): text for node, text in ((1, ""), (2, "two\n"), (10, "ten\n"))}
+    for path, text in nodes.items():
+        path.write_text(text, encoding="utf-8")
+    shown = bridge("logs", run.id, "sft/0", runs=runs).stdout
+    assert shown.endswith("sealed\n==> sft/0 on node 2 <==\ntwo\n==> sft/0 on node 10 <==\nten\n")
+    for path in nodes:
+        path.unlink()
 
 
 def test_the_record_says_what_was_run(run: Run) -> None:

@@ -304,8 +304,13 @@ def test_a_path_without_data_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=said):
             task("gsm8k", path)
     write_jsonl(tmp_path / "test.jsonl", [gsm8k(1)])
-    with pytest.raises(UserError, match="no rows for split sft in 1 test files"):
+    with pytest.raises(UserError, match=r"no rows for split 'sft' in 1 test file$"):
         rows(task("gsm8k", tmp_path), "sft")
+    (tmp_path / "empty").mkdir()
+    for name in ("some.jsonl", "more.jsonl"):
+        write_jsonl(tmp_path / "empty" / name, [])
+    with pytest.raises(UserError, match=r"no rows for split 'sft' in 2 files$"):
+        rows(task("gsm8k", tmp_path / "empty"), "sft")
     with pytest.raises(UserError, match=r"size 2: .* has 1 rows for split test; ask for fewer"):
         rows(task("gsm8k", tmp_path), "test", size=2)
 
