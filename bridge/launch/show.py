@@ -267,6 +267,3 @@ def _host_logs(run: Run, key: Edge) -> str:
     found = [run.host_log(key, job)] if job and run.host_log(key, job).is_file() else []
     found += (run.folder / "scripts").glob(f"*/{job}_0_log.out")
     return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found)
-
-
-# ---- facts
