@@ -80,6 +80,21 @@ def tensors_of(state: dict[Any, Any], where: str) -> tuple[dict[str, TensorRef |
     return references, dropped
 
 
+def nested_tensors(state: dict[Any, Any]) -> list[str]:
+    """A warning for each entry of a state dict that is no tensor but a dict of some: they are not written."""
+    inner = {
+        str(name)[:120]: sum(isinstance(item, (TensorRef, Sharded)) for item in value.values())
+        for name, value in state.items()
+        if isinstance(value, dict)
+    }
+    return [
+        f"{name!a} beside the weights holds {count:,} tensors of its own, which were not written; if they belong to "
+        "the model, save model.state_dict()"
+        for name, count in inner.items()
+        if count
+    ]
+
+
 def refuse_part(folder: Path, names: list[str]) -> None:
     """IncompleteError unless files named N-of-COUNT, which have no index beside them, are all there."""
     matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]
@@ -107,6 +122,7 @@ def _read_part(source: Source, path: Path) -> _Part:
             f"{path}: is one shard of a distributed (FSDP, DTensor) checkpoint; give the folder that holds all"
         )
     source.step = step_of(content.root)
+    source.warnings += nested_tensors(state)
     return _Part(content, references, dropped, wrapper)
 
 

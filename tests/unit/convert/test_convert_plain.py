@@ -433,3 +433,13 @@ def test_sizes(text: str, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="is not understood"):
         parse_size(text)
+
+
+def test_tensors_beside_the_weights_are_told_of(tmp_path: Path) -> None:
+    """A model in nested dicts loses what lies deeper, so the report says it; an average is known to be none of it."""
+    inner = {"w": torch.ones(2), "v": torch.ones(2)}
+    report = convert(folder(tmp_path / "a", {"model": {"b": torch.ones(1), "layer": inner}}), tmp_path / "out")
+    assert any("'layer' beside the weights holds 2 tensors" in text for text in report.warnings)
+    assert not inspect(folder(tmp_path / "c", {"model": inner, "ema": inner, "optimizer": {"w": inner["w"]}}))[
+        "warnings"
+    ]
