@@ -47,7 +47,7 @@ def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
 
     The second attempt waits for the end of the first: the artifact is made once, and sealed once.
     """
-    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=1500", runs=tmp_path, wait=False)
+    run = launch(write_tiny(tmp_path, TRAINED), "stages.sft.steps=4000", runs=tmp_path, wait=False)
     wait_for(lambda: saved_steps(run), "SFT to save")
     node, job = run.attempts(SFT)[-1]["host"], states(run, tmp_path)["sft/0"]["job"]
     with without(cluster, node):
