@@ -253,8 +253,8 @@ def as_user() -> Iterator[tuple[str, Path, list[str]]]:
             command = ["runuser", "-u", name, "--"]
         yield name, folder, command
     finally:
-        if command:
-            subprocess.run(["userdel", name], check=True)
+        if command:  # a job that was cancelled just now may have a process left
+            wait_until(lambda: subprocess.run(["userdel", name], check=False).returncode == 0, "the user to be gone")
         shutil.rmtree(folder)
 
 

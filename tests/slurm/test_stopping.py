@@ -32,14 +32,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> b
     return weights(launch(write_tiny(folder, TRAINED), STEPS, runs=folder))
 
 
-def sealed_again(run: Run, cluster: Cluster, undisturbed: bytes, attempts: int) -> None:
+def sealed_again(run: Run, cluster: Cluster, undisturbed: bytes, attempts: int, or_more: bool = False) -> None:
     """The run ends, SFT with these attempts and the undisturbed weights, and the log of each attempt is there."""
     wait_for(lambda: not queue(cluster, run), "the run to end", 240)
     found = states(run, run.folder.parent)
     assert {e["state"] for e in found.values()} == {"done"}, {n: e for n, e in found.items() if e["state"] != "done"}
-    assert found["sft/0"]["attempts"] == attempts
+    made = found["sft/0"]["attempts"]
+    assert made == attempts or (or_more and made > attempts)
     assert weights(run) == undisturbed
-    assert all(run.log(SFT, number).read_text(encoding="utf-8") for number in range(1, attempts + 1))
+    assert all(run.log(SFT, number).read_text(encoding="utf-8") for number in range(1, made + 1))
 
 
 def test_a_warning_delivered_twice_requeues_once(cluster: Cluster, tmp_path: Path, undisturbed: bytes) -> None:
@@ -119,7 +120,7 @@ def test_a_preempted_training_goes_on(cluster: Cluster, tmp_path: Path, undistur
     cluster.submit("sleep 2", "--exclusive", "--nodelist=n1", "--partition=debug")
     wait_for(lambda: ends(run) == [75], "the preemption", 60)
     assert "stopped after step" in run.attempts(SFT)[-1]["reason"]
-    sealed_again(run, cluster, undisturbed, attempts=2)
+    sealed_again(run, cluster, undisturbed, attempts=2, or_more=True)  # jobs of other tests take nodes too
 
 
 def test_an_evaluation_goes_on_with_the_samples_it_has(cluster: Cluster, tmp_path: Path) -> None:
