@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from bridge.convert.names import check_names, clean_names, find_weights
-from bridge.convert.pickles import Object, Sharded, TensorRef
+from bridge.convert.pickles import MAX_RANK, Object, Sharded, TensorRef
 from bridge.convert.places import inside, read_json
 from bridge.convert.plain import nested_tensors, step_of, tensors_of
 from bridge.convert.source import IncompleteError, Piece, Source, StridedTensor, Tensor, joined
@@ -147,7 +147,7 @@ def _dtensor(rank: TorchFile, name: str, value: Sharded) -> Iterator[Piece]:
     axes = _mesh_axes(rank, name, mesh)
     sizes = tuple(math.prod(shape) for shape, _ in axes)
     ranks = mesh.get("_flatten_rank_map", mesh.get("_flatten_mesh_list"))
-    if type(ranks) is tuple and not _in_order(ranks, axes):
+    if type(ranks) is tuple and not _in_order(_numbers(rank, name, ranks), axes):
         raise UserError(
             f"{rank.file.path}: {name[:120]!a} lies on a device mesh whose ranks do not ascend; there torch cuts by "
             "one order and places by another, so gather the full state dict instead"
@@ -233,16 +233,14 @@ def _mesh_axes(rank: TorchFile, name: str, mesh: Mapping[str, Any]) -> tuple[_Ax
 
 
 @lru_cache
-def _in_order(ranks: tuple[Any, ...], axes: tuple[_Axis, ...]) -> bool:
-    """Whether ranks ascend along every axis of a mesh, as its process groups count them."""
-    if any(type(rank) is not int or rank >> 63 for rank in ranks):
-        return False
+def _in_order(ranks: tuple[int, ...], axes: tuple[_Axis, ...]) -> bool:
+    """Whether ranks ascend along every axis of a mesh, as its process groups count them; False for what is no mesh."""
     if all(low < high for low, high in pairwise(ranks)):
         return True
     sizes = [size for shape, _ in axes for size in shape]
-    strides = [step for _, steps in axes for step in steps]
+    strides = [step if size > 1 else 0 for shape, steps in axes for size, step in zip(shape, steps, strict=True)]
     reach = sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
-    if math.prod(sizes) > len(ranks) or reach >= len(ranks):
+    if len(sizes) > MAX_RANK or 0 in sizes or math.prod(sizes) > len(ranks) or reach >= len(ranks) or max(ranks) >> 63:
         return False
     line = np.array(ranks, np.int64)
     mesh = as_strided(line, sizes, [step * line.itemsize for step in strides])

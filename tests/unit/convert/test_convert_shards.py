@@ -4,6 +4,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from save_shards import SHAPES, truth
 
-from bridge.convert import convert, inspect
+from bridge.convert import convert, inspect, shards
 from bridge.convert.source import IncompleteError, Piece, StridedTensor, boxes, joined
 from bridge.errors import UserError
 
@@ -96,6 +97,26 @@ def test_a_mesh_whose_ranks_do_not_ascend_is_refused(saved: Path, tmp_path: Path
         convert(saved / "odd", tmp_path / "out")
     convert(saved / "crossed", tmp_path / "out")
     assert all(same_bits(tensor, truth()[name]) for name, tensor in loaded(tmp_path / "out").items())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes", "in_order"),
+    [
+        ((3, 1, 2, 0), [((4,), (1,))], False),
+        ((0, 2, 1, 3), [((2,), (2,)), ((2,), (1,))], True),  # rows 0 2 and 1 3, columns 0 1 and 2 3
+        ((0, 2, 1, 3), [((2,), (1,)), ((2,), (2,))], True),
+        ((0, 2, 1, 3), [((2, 2), (2, 1))], False),  # the same, flattened into one axis
+        ((0, 2, 1, 3), [((2, 2), (1, 2))], True),
+        ((1, 0), [((1,), (1 << 80,))], True),  # one rank: nothing to be out of order
+        ((1, 0), [((0,), (1,))], False),
+        ((1, 0), [((3,), (1,))], False),
+        ((1, 0), [((2,), (1 << 80,))], False),
+        ((1 << 80, 0), [((2,), (1,))], False),
+        ((1, 0), [((1,) * 99, (1,) * 99)], False),
+    ],
+)
+def test_ranks_ascend_along_each_axis(ranks: tuple[int, ...], axes: list[Any], in_order: bool) -> None:
+    assert shards._in_order(ranks, tuple(axes)) is in_order
 
 
 def test_parts_that_do_not_tell_the_whole_shape_are_refused(saved: Path, tmp_path: Path) -> None:
