@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
@@ -119,13 +119,14 @@ def write_into(
         tie = decide_tie(tensors, companions.config, lambda a, b: same_bytes(tensors[a], tensors[b]))
         kept = {name: tensor for name, tensor in tensors.items() if tie.dropped is None or name != tie.dropped[0]}
         files = place(kept, dtype, max_shard_size)
+        tokenizer = _tokenizer_config(companions)
         warnings = [*source.warnings, *_write_weights(folder, files, kept, progress)]
         _check_unchanged(source, model)
         written = main_dtype(kept, dtype)
         rows = vocabulary(kept)
         causal = causal_class(companions.config, kept)
         config = true_config(companions.config, written, tie.flag, rows, causal)
-        _write_companions(folder, files, config, companions)
+        _write_companions(folder, files, {CONFIG: config, **tokenizer}, companions)
         flush(folder)
         return _report(
             source,
@@ -269,15 +270,23 @@ def _write_weights(
     ]
 
 
-def _write_companions(folder: Path, files: list[OutputFile], config: dict[str, Any], companions: Companions) -> None:
+def _tokenizer_config(companions: Companions) -> dict[str, dict[str, Any]]:
+    """The tokenizer's settings by file name if they must change; else nothing, and the file is copied as it is."""
+    path = companions.files.get(TOKENIZER_CONFIG)
+    told = read_json(path) if path is not None else {}
+    older = older_tokenizer(told)
+    return {TOKENIZER_CONFIG: older} if older != told else {}
+
+
+def _write_companions(
+    folder: Path, files: list[OutputFile], settings: Mapping[str, dict[str, Any]], companions: Companions
+) -> None:
     if len(files) > 1:
         write_json(folder / INDEX, index_json(files))
-    write_json(folder / CONFIG, config)
+    for name, value in settings.items():
+        write_json(folder / name, value)
     for name, path in companions.files.items():
-        told = read_json(path) if name == TOKENIZER_CONFIG else {}
-        if (older := older_tokenizer(told)) != told:
-            write_json(folder / name, older)
-        elif name != CONFIG:
+        if name not in settings:
             write_bytes(folder / name, read_blocks(path))
 
 
