@@ -234,6 +234,8 @@ def read_pickle(data: bytes, path: Path, start: int = 0) -> Pickle:
     machine, at = _Machine(path), start
     try:
         for _ in range(MAX_OPCODES):
+            if at >= len(data):
+                raise UserError(f"{path}: its pickle has no end; copy it again or take an earlier one")
             code = data[at]
             if code == _STOP:
                 return Pickle(machine.pop(), at + 1, machine.storages)
@@ -370,7 +372,7 @@ def _is_plain_attribute(kind: Any = None, name: Any = None, *rest: Any) -> bool:
 
 
 def _global_pair(machine: _Machine, argument: str) -> None:
-    # genops joins module and name with a space; only the name can hold none.
+    # pickletools joins module and name with a space; only the name can hold none.
     module, _, name = argument.rpartition(" ")
     machine.global_(module, name)
 

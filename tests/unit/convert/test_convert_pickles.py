@@ -152,6 +152,12 @@ def test_what_torch_never_writes_is_refused(data: bytes) -> None:
         read_pickle(data, HERE)
 
 
+def test_a_pickle_without_an_end_is_told_of() -> None:
+    for data in (b"", b"\x80\x02", b"\x80\x02]q\x00K\x01a"):
+        with pytest.raises(UserError, match="has no end"):
+            read_pickle(data, HERE)
+
+
 def test_a_hostile_name_reaches_no_terminal() -> None:
     with pytest.raises(UserError) as caught:
         read_pickle(b"\x80\x04\x8c\x04\x1b[2J\x8c\x06system\x93.", HERE)

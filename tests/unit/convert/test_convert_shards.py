@@ -136,7 +136,9 @@ def test_an_optimizer_whose_names_were_joined_is_left_out(saved: Path, tmp_path:
 def test_optimizer_and_other_state_is_never_opened(copy: Path, tmp_path: Path) -> None:
     for name in ("optim_world_size_4_rank_0.pt", "extra_state_world_size_4_rank_0.pt", "rng_state.pth"):
         (copy / "actor" / name).write_bytes(b"\x80\x02cposix\nsystem\n.")
-    convert(copy / "actor", tmp_path / "out")
+    opened = inspect(copy / "actor")["files"]
+    assert [Path(file).name for file in opened] == [f"model_world_size_4_rank_{rank}.pt" for rank in range(4)]
+    assert convert(copy / "actor", tmp_path / "out").tensors == len(loaded(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", "", "a/b", "a\\b", "nul\0"])
