@@ -307,7 +307,7 @@ def _probe(profile: Profile, wishes: Sequence[Wish], runs: Path) -> Iterator[Che
         return
     if "node" not in said:
         remedy = "whether nodes see the runs folder and run Python is not known; call doctor again when one is free"
-        yield Check("a node", True, f"could not be tried: {complaint.removeprefix('srun: ')}", remedy)
+        yield Check("a node", True, f"could not be tried: {complaint}", remedy)
         return
     node, python = said["node"], profile.python or sys.executable
     yield Check("a node", True, f"{node} ran a job")
@@ -366,7 +366,11 @@ def _images(profile: Profile, wishes: Sequence[Wish]) -> Iterator[Check]:
         try:
             printed = slurm.call(profile, [*command, *where, *memory, *enter, *words], 300)
         except WorkFailedError as error:
-            said = str(error).removeprefix("srun: ")
+            said = _said(error)
+            if "Unable to allocate resources" in said:  # it was not started: nothing is known of it
+                remedy = "call doctor again when a node is free"
+                yield Check(f"image {name}", True, f"could not be tried: {said}", remedy)
+                continue
             remedy = f"is {way} on the nodes, and can you read {image.place} there? else correct `runtime`, `images`"
             yield Check(f"image {name}", False, f"{way}: {said}", remedy)
             continue
@@ -392,6 +396,12 @@ def image_checks(name: str, found: Mapping[str, Any] | None) -> Iterator[Check]:
         yield Check(f"image {name}: flash_attn", True, "left out", "training then uses torch's own attention")
 
 
+def _said(error: WorkFailedError) -> str:
+    """What srun complained of, without its name and its note that the job waits."""
+    waits = r"job \d+ (queued and waiting for|has been allocated) resources"
+    return re.sub(rf"srun: ({waits}|error:)?\s*", "", str(error))
+
+
 def _on_a_node(profile: Profile, wish: Wish, script: str) -> tuple[dict[str, str], str]:
     """What the script answered on a node, and the last of whatever else was printed. Waits 15 s for a free node."""
     from bridge.launch import slurm
@@ -405,7 +415,7 @@ def _on_a_node(profile: Profile, wish: Wish, script: str) -> tuple[dict[str, str
         printed = slurm.call(profile, [*command, "--input=none", *words, *limited])
     except WorkFailedError as error:
         late = f"no end within {AT_MOST} s; does a line of `setup` wait for something?"
-        return {}, late if "exit code 124" in str(error) else str(error)
+        return {}, late if "exit code 124" in str(error) else _said(error)
     rest = [line for line in printed.splitlines() if line.strip() and not line.startswith("@")]
     return _answers(printed), rest[-1] if rest else ""
 

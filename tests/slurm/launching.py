@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -77,6 +78,15 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 240) -
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
         time.sleep(0.05)
+
+
+def patient(ask: Callable[[], str], seconds: float = 300) -> list[dict[str, Any]]:
+    """The checks of `doctor --json`, which is asked again while the jobs of other tests leave it no node."""
+    end = time.monotonic() + seconds
+    while True:
+        checks: list[dict[str, Any]] = json.loads(ask())
+        if not any("nodes are busy" in check["found"] for check in checks) or time.monotonic() > end:
+            return checks
 
 
 def queue(cluster: Cluster, run: Run) -> list[str]:

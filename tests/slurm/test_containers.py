@@ -23,7 +23,7 @@ import pytest
 import yaml
 from chain import TRAINED, write_tiny
 from conftest import Cluster
-from launching import FAST, ends, finish, saved_steps, wait_for, weights
+from launching import FAST, ends, finish, patient, saved_steps, wait_for, weights
 
 from bridge.runs import Run
 
@@ -155,14 +155,18 @@ def test_the_whole_chain_inside(person: Person) -> None:
 
 
 def test_doctor_looks_into_the_image_on_a_node(person: Person) -> None:
-    done = subprocess.run(
-        person.command("doctor", "--profile", "./mine.yaml", "--json"),
-        env=person.variables, capture_output=True, text=True, check=False, cwd=person.folder,
-    )  # fmt: skip
-    found = {check["name"]: check for check in json.loads(done.stdout) if check["name"].startswith("image")}
-    assert found["image train"]["ok"] and f"{len(lock())} packages, as locked" in found["image train"]["found"]
-    assert "CUDA 12.4, NCCL 2.21.5, no GPU is visible" in found["image train: torch"]["found"]
+    words = person.command("doctor", "--profile", "./mine.yaml", "--json")
+
+    def ask() -> str:
+        done = subprocess.run(
+            words, env=person.variables, capture_output=True, text=True, check=False, cwd=person.folder
+        )
+        return done.stdout
+
+    found = {check["name"]: check for check in patient(ask) if check["name"].startswith("image")}
     assert all(check["ok"] for check in found.values()), found
+    assert f"{len(lock())} packages, as locked" in found["image train"]["found"], found
+    assert "CUDA 12.4, NCCL 2.21.5, no GPU is visible" in found["image train: torch"]["found"]
     assert {"image train: vllm", "image train: deepspeed", "image train: flash_attn"} <= set(found)
 
 
