@@ -45,6 +45,7 @@ $(BIN)/pip:
 $(VENV)/.train: pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install --quiet '$(TORCH)'
 	$(BIN)/pip install --quiet -e '.[train]'
+	@$(BIN)/python -m compileall -q bridge   # as pip does for what is not editable; some environments never write it
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.train
