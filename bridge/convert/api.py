@@ -19,6 +19,7 @@ from bridge.convert.companions import (
     CONFIG,
     TOKENIZER_CONFIG,
     Companions,
+    adapter_companions,
     causal_class,
     config_warnings,
     find_companions,
@@ -26,8 +27,8 @@ from bridge.convert.companions import (
     true_config,
 )
 from bridge.convert.formats import open_source
-from bridge.convert.lora import ADAPTER_CONFIG, PREFIX, has_adapter, is_adapter_name, merge
-from bridge.convert.places import inside, lexical, read_blocks, read_json
+from bridge.convert.lora import PREFIX, has_adapter, is_adapter_name, merge
+from bridge.convert.places import lexical, read_blocks, read_json
 from bridge.convert.plan import (
     INDEX,
     OutputFile,
@@ -112,7 +113,7 @@ def write_into(
     with _as_user_errors(folder), open_source(src, dtype) as source, _base(source, base, dtype) as model:
         if source.format == "peft" and model is None:
             return _keep_adapter(source, folder, dtype, progress)
-        companions = find_companions(source.folder, base)
+        companions = find_companions(source.folder, base, merged=model is not None)
         tensors = source.tensors
         if has_adapter(tensors) or model is not None:
             tensors = merge(source, model.tensors if model else None, companions.config, dtype)
@@ -154,11 +155,13 @@ def _base(source: Source, base: Path | None, dtype: str) -> Iterator[Source | No
 
 def _keep_adapter(source: Source, folder: Path, dtype: str, progress: Progress | None) -> Report:
     """An adapter as safetensors, with its configuration: what PEFT and vLLM load beside the base model."""
+    companions = adapter_companions(source.folder)
+    tokenizer = _tokenizer_config(companions)
     tensors = {PREFIX + name.removeprefix(PREFIX): tensor for name, tensor in source.tensors.items()}
     files = [replace(file, name="adapter_model.safetensors") for file in place(tensors, dtype, 1 << 62)]
     warnings = [*source.warnings, *_write_weights(folder, files, tensors, progress)]
     _check_unchanged(source)
-    write_bytes(folder / ADAPTER_CONFIG, read_blocks(inside(source.folder, ADAPTER_CONFIG)))
+    _write_companions(folder, files, tokenizer, companions)
     flush(folder)
     warnings.append("the adapter was kept as it is; name its base model (--base) to merge it")
     return _report(source, files, main_dtype(tensors, dtype), tied=[], warnings=warnings)

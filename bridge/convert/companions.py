@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bridge.convert.lora import ADAPTER_CONFIG
 from bridge.convert.places import inside, lexical, read_json
 from bridge.convert.plan import tie_flag
 from bridge.errors import UserError
@@ -14,7 +15,7 @@ from bridge.errors import UserError
 CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
-_TOKENIZER = (
+_TOKENIZERS = (
     "tokenizer.json",
     TOKENIZER_CONFIG,
     "special_tokens_map.json",
@@ -24,11 +25,12 @@ _TOKENIZER = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "*.model",
 )
 _GROUPS: tuple[tuple[str, ...], ...] = (
     (CONFIG,),
     ("generation_config.json",),
-    (*_TOKENIZER, "*.model"),
+    _TOKENIZERS,
     ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )
 """Files that belong together: a group is taken whole from the first folder that has any of it, so that a tokenizer
@@ -60,17 +62,19 @@ class Companions:
     """Name in the output -> where it is copied from; `config.json` is among them but is written anew."""
 
 
-def find_companions(folder: Path, base: Path | None) -> Companions:
+def find_companions(folder: Path, base: Path | None, merged: bool = False) -> Companions:
     """Look in `folder`, in its `huggingface/`, in up to two parents, then in the model folder `base`.
 
+    With `merged` the weights are those of `base` with an adapter added: then its config comes before one of a parent.
     UserError if no config.json is found or if it is not a JSON object.
     """
     if base is not None and not base.is_dir():
         raise UserError(f"{base}: the base model is no folder; give a local model folder")
     home = lexical(folder)
-    places = [home, home / "huggingface", *list(home.parents)[:2], *([base] if base else [])]
+    near, above, last = [home, home / "huggingface"], list(home.parents)[:2], [base] if base else []
     files: dict[str, Path] = {}
     for group in _GROUPS:
+        places = [*near, *last] if merged and CONFIG in group else [*near, *above, *last]
         found = next((names for place in places if (names := list(_present(place, group)))), [])
         files.update({path.name: path for path in found})
     if CONFIG not in files:
@@ -79,6 +83,12 @@ def find_companions(folder: Path, base: Path | None) -> Companions:
             "name a model folder that has one as the base (--base)"
         )
     return Companions(read_json(files[CONFIG]), files)
+
+
+def adapter_companions(folder: Path) -> Companions:
+    """What goes with an adapter that is kept: its settings, and a tokenizer that was saved with it."""
+    tokenizer = {path.name: path for path in _present(lexical(folder), _TOKENIZERS)}
+    return Companions({}, {ADAPTER_CONFIG: inside(folder, ADAPTER_CONFIG), **tokenizer})
 
 
 def true_config(

@@ -42,6 +42,9 @@ _NO_WEIGHTS = re.compile(
 _INNER = ("actor", "pytorch_model_fsdp_0", "model")
 """Folders in which trainers put the weights of a step: verl's policy, accelerate's DCP folder."""
 
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+"""What PEFT saves."""
+
 _LEVELS = 5
 _GROWTH, _ROOM = 16, 1 << 30  # expanded views may hold this many times the files' bytes, plus this many bytes
 
@@ -80,6 +83,13 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _open_file(path: Path) -> Source:
+    source = _open_weights(path)
+    if path.name in _ADAPTERS:
+        source.format = "peft"
+    return source
+
+
+def _open_weights(path: Path) -> Source:
     if path.name.endswith(".safetensors.index.json"):
         return open_tensor_folder(path.parent)
     if path.name.endswith(".index.json"):
@@ -115,12 +125,10 @@ def _open_folder(folder: Path, wanted: str, levels: int) -> Source:
 def _adapter(folder: Path, names: list[str]) -> Source | None:
     if ADAPTER_CONFIG not in names:
         return None
-    found = [name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in names]
+    found = [name for name in _ADAPTERS if name in names]
     if not found:
         raise IncompleteError(f"{folder}: has an {ADAPTER_CONFIG} but no adapter_model.safetensors or .bin")
-    source = _open_file(inside(folder, found[0]))
-    source.format = "peft"
-    return source
+    return _open_file(inside(folder, found[0]))
 
 
 def _weights(folder: Path, names: list[str]) -> Source | None:

@@ -114,6 +114,133 @@ def test_saved_modules_replace(tmp_path: Path) -> None:
     assert torch.equal(loaded(tmp_path / "out")["norm.weight"], torch.full((6,), 3.0))
 
 
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize(("model_type", "turned"), [("gpt2", True), ("llama", False), (None, None)])
+def test_the_layout_of_a_square_weight_goes_by_the_model(
+    tmp_path: Path, told: bool, model_type: str | None, turned: bool | None
+) -> None:
+    """`fan_in_fan_out` is one for all modules: PEFT saves that of the last, and heeds the layer's type at loading."""
+    weights = base_model(tmp_path / "base", model_type=model_type)
+    tensors = pair("q_proj", 6, 6)
+    source = adapter(tmp_path / "src", tensors, fan_in_fan_out=told)
+    convert(source, tmp_path / "out", base=tmp_path / "base")
+    delta = (tensors["q_proj.lora_B.weight"] @ tensors["q_proj.lora_A.weight"]).double()
+    delta = delta.T if (told if turned is None else turned) else delta
+    assert_sum(loaded(tmp_path / "out")["q_proj.weight"], weights["q_proj.weight"], delta, 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "alpha"),
+    [("q_proj", 5), ("^layers.0.q_proj$", 5), ("layers.0.q_proj", 5), ("proj", 8), ("^q_proj", 8), ("q.proj", 5)],
+)
+def test_alpha_patterns_match_as_in_peft(tmp_path: Path, key: str, alpha: int) -> None:
+    """PEFT's rule: `(.*\\.)?(KEY)$` against the whole name of the module."""
+    weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(3))
+    base_model(tmp_path / "base")
+    save_file({"layers.0.q_proj.weight": weight}, tmp_path / "base" / "model.safetensors")
+    tensors = pair("layers.0.q_proj", 6, 6)
+    convert(adapter(tmp_path / "src", tensors, alpha_pattern={key: 5}), tmp_path / "out", base=tmp_path / "base")
+    a, b = (tensor.double() for tensor in tensors.values())
+    assert_sum(loaded(tmp_path / "out")["layers.0.q_proj.weight"], weight, b @ a, alpha / 2)
+
+
+def test_an_adapter_in_a_state_dict_may_have_any_name(tmp_path: Path) -> None:
+    """As `PeftModel.state_dict()` has it, with a module that is trained whole."""
+    weights = base_model(tmp_path / "base")
+    factors = {name.replace("weight", "mine.weight"): value for name, value in pair("q_proj", 6, 6).items()}
+    wrapped = {name.replace("q_proj.", "q_proj.base_layer."): value for name, value in weights.items()}
+    wrapped["norm.original_module.weight"] = wrapped.pop("norm.weight")
+    wrapped["norm.modules_to_save.mine.weight"] = torch.full((6,), 3.0)
+    folder = adapter(tmp_path / "src", {})
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    torch.save({PREFIX + name: value for name, value in (wrapped | factors).items()}, folder / "model.pt")
+    convert(folder / "model.pt", tmp_path / "out")
+    got = loaded(tmp_path / "out")
+    a, b = (tensor.double() for tensor in factors.values())
+    assert set(got) == set(weights) and torch.equal(got["norm.weight"], torch.full((6,), 3.0))
+    assert_sum(got["q_proj.weight"], weights["q_proj.weight"], b @ a, 4)
+
+
+Q = {"q_proj.base_layer.weight": torch.ones(6, 6)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (Q | {"q_proj.ia3_l.default": torch.ones(6, 1)}, "ia3_l.*of no LoRA"),
+        (Q | {"q_proj.lora_E.default": torch.ones(2, 1)}, "lora_E.*of no LoRA"),
+        (Q | {"q_proj.lora_magnitude_vector.default.weight": torch.ones(6)}, "DoRA"),
+        (Q | {"q_proj.lora_B.default.bias": torch.ones(6)}, "biases"),
+        (
+            {
+                "wte.token_adapter.base_layer.weight": torch.ones(6, 6),
+                "wte.token_adapter.trainable_tokens_delta.default": torch.ones(1, 6),
+            },
+            "tokens that are adapted",
+        ),
+        (
+            Q
+            | {f"q_proj.lora_A.{name}.weight": torch.ones(2, 6) for name in "xy"}
+            | {f"q_proj.lora_B.{name}.weight": torch.ones(6, 2) for name in "xy"},
+            r"several adapters \(x, y\)",
+        ),
+    ],
+)
+def test_adapters_in_a_state_dict_that_are_no_lora(tmp_path: Path, tensors: Any, message: str) -> None:
+    """Their base weights alone would be a model that looks fine and is the untrained one."""
+    folder = adapter(tmp_path / "src", {})
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    torch.save({PREFIX + name: value for name, value in tensors.items()}, folder / "model.pt")
+    with pytest.raises(UserError, match=message):
+        convert(folder / "model.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_prompt_tuning_in_a_state_dict(tmp_path: Path) -> None:
+    tensors = {
+        "base_model.lm_head.weight": torch.ones(6, 6),
+        "prompt_encoder.default.embedding.weight": torch.ones(4, 6),
+    }
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    torch.save(tensors, tmp_path / "model.pt")
+    with pytest.raises(UserError, match=r"prompt_encoder.*merge it with PEFT"):
+        convert(tmp_path / "model.pt", tmp_path / "out")
+    tensors["lm_head.weight"] = tensors.pop("base_model.lm_head.weight")  # a model that has a prompt encoder of its own
+    torch.save(tensors, tmp_path / "model.pt")
+    convert(tmp_path / "model.pt", tmp_path / "out")
+    assert set(loaded(tmp_path / "out")) == set(tensors)
+
+
+def test_the_adapters_file_is_as_good_as_its_folder(tmp_path: Path) -> None:
+    base_model(tmp_path / "base")
+    tensors = {**pair("q_proj", 6, 6), "norm.weight": torch.full((6,), 3.0)}
+    source = adapter(tmp_path / "src", tensors)
+    for name, path in (("a", source), ("b", source / "adapter_model.safetensors")):
+        convert(path, tmp_path / name, base=tmp_path / "base")
+    a, b = loaded(tmp_path / "a"), loaded(tmp_path / "b")
+    assert set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_config_of_the_base_comes_before_one_of_a_parent(tmp_path: Path) -> None:
+    """Above an adapter may lie any config.json: of W&B, of a trainer, of another model."""
+    base_model(tmp_path / "base", hidden_size=6)
+    (tmp_path / "config.json").write_text('{"wandb": 1}', encoding="utf-8")
+    convert(adapter(tmp_path / "src", pair("q_proj", 6, 6)), tmp_path / "out", base=tmp_path / "base")
+    assert config_of(tmp_path / "out")["hidden_size"] == 6
+
+
+def test_a_tokenizer_stays_with_an_adapter_that_is_kept(tmp_path: Path) -> None:
+    source = adapter(tmp_path / "src", pair("q_proj", 6, 6))
+    (source / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}', encoding="utf-8")
+    convert(source, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_text(encoding="utf-8") == "{}"
+    told = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert told["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
 def test_without_a_base_the_adapter_is_kept(tmp_path: Path) -> None:
     tensors = pair("q_proj", 6, 6)
     report = convert(adapter(tmp_path / "src", tensors, binary=True), tmp_path / "out")
@@ -132,9 +259,14 @@ def test_without_a_base_the_adapter_is_kept(tmp_path: Path) -> None:
         (pair("q_proj", 6, 6), {"lora_alpha": 0}, "lora_alpha is 0"),
         (pair("q_proj", 6, 6), {"lora_alpha": None}, "lora_alpha is None"),
         (pair("q_proj", 6, 6), {"alpha_pattern": {"(a+)+$": 3}}, "no module name"),
-        (pair("q_proj", 6, 6), {"use_dora": True}, "DoRA"),
+        (pair("q_proj", 6, 6), {"use_dora": True}, "use_dora"),
+        (pair("q_proj", 6, 6), {"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
+        (pair("q_proj", 6, 6), {"layer_replication": [[0, 2], [1, 3]]}, "layer_replication"),
+        (pair("q_proj", 6, 6), {"target_parameters": ["experts.up"]}, "target_parameters"),
+        (pair("q_proj", 6, 6), {"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4. changed the base model"),
+        (pair("q_proj", 6, 6), {"init_lora_weights": "olora"}, "olora. changed the base model"),
         (pair("q_proj", 6, 6), {"peft_type": "IA3"}, "IA3"),
-        (pair("k_proj", 6, 6), {}, "whose weight is not there"),
+        (pair("k_proj", 6, 6), {}, "whose weight is not there; name the model that it was trained on"),
         (pair("q_proj", 6, 5), {}, r"makes \[6, 5\], but the weight is \[6, 6\]"),
         ({"q_proj.lora_A.weight": torch.ones(2, 6)}, {}, "not exactly one A and one B"),
         ({"absent.weight": torch.ones(2)}, {}, "base model has no 'absent.weight'"),
