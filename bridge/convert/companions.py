@@ -79,7 +79,7 @@ def find_companions(folder: Path, base: Path | None, merged: bool = False) -> Co
         files.update({path.name: path for path in found})
     if CONFIG not in files:
         raise UserError(
-            f"{folder}: no config.json here, in huggingface/, or in the two folders above; "
+            f"{home}: no config.json here, in huggingface/, or in the two folders above; "
             "name a model folder that has one as the base (--base)"
         )
     return Companions(read_json(files[CONFIG]), files)

@@ -134,7 +134,7 @@ def merge(
     where = str(source.path)
     own = {name: tensor for name, tensor in source.tensors.items() if ".original_module." not in name}
     found = {name: match for name in own if (match := _FACTOR.fullmatch(name))}
-    settings = read_settings(source, where, config.get("model_type")) if found else None
+    settings = read_settings(source, where, config.get("model_type")) if found or source.format == "peft" else None
     adapters = sorted({match[3] for match in found.values() if match[3]}) or ["default"]
     if len(adapters) > 1:
         raise UserError(f"{where}: holds several adapters ({', '.join(adapters)[:120]}); save the wanted one alone")
@@ -192,6 +192,11 @@ def read_settings(source: Source, where: str, model_type: Any) -> Settings:
             f'write {{"lora_alpha": …}} into {folder / VERL_META}'
         )
     config = read_json(path)
+    other = next((f"has `{key}`" for key in _OTHERWISE if config.get(key)), None)
+    if other is None and config.get("peft_type", "LORA") != "LORA":
+        other = f"is of the type {str(config['peft_type'])[:20]}"
+    if other is not None:
+        raise UserError(f"{path}: {other}, so the adapter is more than a product to add; merge it with PEFT")
     alpha: Any = config.get("lora_alpha")
     patterns = config.get("alpha_pattern") or {}
     values: list[Any] = [alpha, *patterns.values()] if isinstance(patterns, dict) else [None]
@@ -202,11 +207,6 @@ def read_settings(source: Source, where: str, model_type: Any) -> Settings:
     odd = next((key for key in patterns if not _PATTERN.fullmatch(key)), None)
     if odd is not None:
         raise UserError(f"{path}: the alpha_pattern {odd[:120]!a} is no module name; write the names out")
-    other = next((f"has `{key}`" for key in _OTHERWISE if config.get(key)), None)
-    if other is None and config.get("peft_type", "LORA") != "LORA":
-        other = f"is of the type {str(config['peft_type'])[:20]}"
-    if other is not None:
-        raise UserError(f"{path}: {other}, so the adapter is more than a product to add; merge it with PEFT")
     init, transposed = config.get("init_lora_weights"), config.get("fan_in_fan_out") is True
     return Settings(
         alpha,

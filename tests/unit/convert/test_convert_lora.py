@@ -266,6 +266,7 @@ def test_without_a_base_the_adapter_is_kept(tmp_path: Path) -> None:
         (pair("q_proj", 6, 6), {"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4. changed the base model"),
         (pair("q_proj", 6, 6), {"init_lora_weights": "olora"}, "olora. changed the base model"),
         (pair("q_proj", 6, 6), {"peft_type": "IA3"}, "IA3"),
+        ({"q_proj.hada_w1_a": torch.ones(6, 2)}, {"peft_type": "LOHA", "lora_alpha": None}, "LOHA.*merge it with PEFT"),
         (pair("k_proj", 6, 6), {}, "whose weight is not there; name the model that it was trained on"),
         (pair("q_proj", 6, 5), {}, r"makes \[6, 5\], but the weight is \[6, 6\]"),
         ({"q_proj.lora_A.weight": torch.ones(2, 6)}, {}, "not exactly one A and one B"),
