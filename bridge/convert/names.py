@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bridge.convert.pickles import Sharded, TensorRef
@@ -22,6 +22,9 @@ _INSIDE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_
 
 _LEADING = ("base_model.model.", "module.", "policy.", "actor.", "pretrained_model.")
 """Prefixes of whole-model wrappers. They are noise only where every name has them."""
+
+_ATTRIBUTE, _WHOLE = "model.", ("model.model.", "model.lm_head.")
+"""The attribute in which a LightningModule holds its model: a whole one, if its own `model.` or head is there."""
 
 
 def find_weights(root: Any, where: str, also: tuple[str, ...] = ()) -> tuple[tuple[str, ...], dict[Any, Any]]:
@@ -99,7 +102,7 @@ def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
     if long is not None:
         raise UserError(f"{where}: the tensor name {_quoted(long)} … has {len(long):,} characters; refused as hostile")
     clean = {name: ".".join(part for part in name.split(".") if part not in _INSIDE) for name in names}
-    while prefix := next((p for p in _LEADING if clean and all(name.startswith(p) for name in clean.values())), None):
+    while prefix := _noise(clean.values()):
         clean = {name: short.removeprefix(prefix) for name, short in clean.items()}
     first: dict[str, str] = {}
     for name, short in clean.items():
@@ -110,6 +113,15 @@ def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
             )
         first[short] = name
     return clean
+
+
+def _noise(names: Collection[str]) -> str | None:
+    """A prefix that all names have and that belongs to a wrapper."""
+    for prefix in (*_LEADING, _ATTRIBUTE):
+        if names and all(name.startswith(prefix) for name in names):
+            whole = prefix != _ATTRIBUTE or any(name.startswith(_WHOLE) for name in names)
+            return prefix if whole else None
+    return None
 
 
 def check_names(names: Iterable[str], where: str) -> None:

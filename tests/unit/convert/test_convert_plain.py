@@ -185,6 +185,24 @@ def test_prefixes_that_all_names_share_are_taken_off(tmp_path: Path, prefix: str
     assert_holds(tmp_path / "out", values())
 
 
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (("model.model.norm.weight", "model.lm_head.weight"), ("model.norm.weight", "lm_head.weight")),
+        (("module.model.model.norm.weight",), ("model.norm.weight",)),
+        (("model.transformer.h.0.weight", "model.lm_head.weight"), ("transformer.h.0.weight", "lm_head.weight")),
+        (("model.norm.weight",), ("model.norm.weight",)),
+        (("model.model.norm.weight", "value_head.weight"), ("model.model.norm.weight", "value_head.weight")),
+    ],
+)
+def test_the_attribute_of_a_lightning_module_goes(
+    tmp_path: Path, names: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    """`model.` is of the transformer itself, unless a whole model lies in it."""
+    convert(folder(tmp_path / "src", {"state_dict": {name: torch.ones(2) for name in names}}), tmp_path / "out")
+    assert sorted(loaded(tmp_path / "out")) == sorted(kept)
+
+
 def test_noise_inside_names_goes_and_real_parts_stay(tmp_path: Path) -> None:
     w = torch.ones(1)
     noisy = {"model._fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.module.w": w, "policy.w": w}
