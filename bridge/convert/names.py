@@ -117,11 +117,8 @@ def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
 
 def _noise(names: Collection[str]) -> str | None:
     """A prefix that all names have and that belongs to a wrapper."""
-    for prefix in (*_LEADING, _ATTRIBUTE):
-        if names and all(name.startswith(prefix) for name in names):
-            whole = prefix != _ATTRIBUTE or any(name.startswith(_WHOLE) for name in names)
-            return prefix if whole else None
-    return None
+    wrappers = (*_LEADING, _ATTRIBUTE) if any(name.startswith(_WHOLE) for name in names) else _LEADING
+    return next((prefix for prefix in wrappers if names and all(name.startswith(prefix) for name in names)), None)
 
 
 def check_names(names: Iterable[str], where: str) -> None:
