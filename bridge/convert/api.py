@@ -24,6 +24,7 @@ from bridge.convert.companions import (
     config_warnings,
     find_companions,
     older_tokenizer,
+    strangers,
     true_config,
 )
 from bridge.convert.formats import open_source
@@ -137,6 +138,7 @@ def write_into(
             warnings=[
                 *warnings,
                 *config_warnings(companions.config, tie.flag, rows, causal),
+                *strangers(companions.config, kept),
                 *_warnings(source, companions),
             ],
         )

@@ -141,6 +141,17 @@ def causal_class(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
     return _CAUSAL.get(kind) if all(name == "lm_head.weight" or name.startswith("model.") for name in held) else None
 
 
+def strangers(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """A warning if some names are no part of the language model that the config tells: a value head, a prefix."""
+    told = config.get("architectures")
+    known = [name for name in told if name in _CAUSAL.values()] if isinstance(told, list) else []
+    found = [name for name in names if not name.startswith(("model.", "lm_head."))] if known else []
+    if not found:
+        return []
+    which = f"{found[0][:120]!a}" + (f" and {len(found) - 1:,} more" if len(found) > 1 else "")
+    return [f"{which}: no part of {known[0]}; transformers does not use such tensors, vLLM does not load the folder"]
+
+
 def older_tokenizer(config: Mapping[str, Any]) -> dict[str, Any]:
     """A `tokenizer_config.json` in words that transformers 4 knows too.
 

@@ -11,7 +11,7 @@ import torch
 from checkpoints import config_of, folder
 
 from bridge.convert import convert
-from bridge.convert.companions import _CAUSAL, causal_class, config_warnings, older_tokenizer, true_config
+from bridge.convert.companions import _CAUSAL, causal_class, config_warnings, older_tokenizer, strangers, true_config
 from bridge.errors import UserError
 
 DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
@@ -119,3 +119,15 @@ def test_a_damaged_tokenizer_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer_config\.json: is no valid JSON"):
         convert(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_tensors_that_are_no_part_of_the_model_are_told_of() -> None:
+    """A value head, and every name under a wrapper that is not known: transformers would start from random weights."""
+    config = {"architectures": ["Qwen2ForCausalLM"]}
+    assert strangers(config, [EMBEDDING, HEAD, "lm_head.bias"]) == []
+    (told,) = strangers(config, [EMBEDDING, "v_head.summary.weight"])
+    assert told.startswith("'v_head.summary.weight': no part of Qwen2ForCausalLM")
+    (told,) = strangers(config, [f"net.{name}" for name in (EMBEDDING, NORM, HEAD)])
+    assert told.startswith("'net.model.embed_tokens.weight' and 2 more: no part")
+    assert strangers({"architectures": ["MyModel"]}, ["x"]) == strangers({}, ["x"]) == []
+    assert strangers({"architectures": "Qwen2ForCausalLM"}, ["x"]) == []

@@ -16,7 +16,7 @@ from bridge.convert import convert, inspect, write_into
 from bridge.errors import UserError
 
 PYTHON = [sys.executable, "-c"]
-CONTENT = {"model": {f"w{n}": torch.full((256, 256), float(n)) for n in range(8)}}
+CONTENT = {"model": {f"model.w{n}": torch.full((256, 256), float(n)) for n in range(8)}}
 
 
 @pytest.fixture
