@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.convert.dcp import METADATA, open_dcp
-from bridge.convert.deepspeed import LATEST, MODEL, OPTIMIZER, open_deepspeed
+from bridge.convert.deepspeed import LATEST, MODEL, OPTIMIZER, SPLIT, open_deepspeed
 from bridge.convert.lora import ADAPTER_CONFIG
 from bridge.convert.places import inside, read_small
 from bridge.convert.plain import open_file, open_index, refuse_part
@@ -84,6 +84,11 @@ def _open_file(path: Path) -> Source:
         return open_tensor_folder(path.parent)
     if path.name.endswith(".index.json"):
         return open_index(path)
+    if SPLIT.fullmatch(path.name):
+        raise UserError(
+            f"{path}: is one part of a model that DeepSpeed split over pipeline stages, tensor parallel ranks or "
+            "experts; merge it with the trainer's own export first"
+        )
     file = SourceFile(path)
     try:
         head = file.read(0, min(file.size, 9))
@@ -98,7 +103,8 @@ def _open_folder(folder: Path, wanted: str, levels: int) -> Source:
     names = sorted(entry.name for entry in folder.iterdir())
     for pattern, what in _EXPLAINED:
         found = next((name for name in names if re.fullmatch(pattern, name)), None)
-        if found is not None:
+        # Where it was made inside the folder of the training, the ZeRO checkpoint lies beside it.
+        if found is not None and not (found == "latest_universal" and LATEST in names):
             raise UserError(f"{folder}: holds {what} ({found})")
     if METADATA in names:
         return open_dcp(folder)

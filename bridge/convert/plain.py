@@ -82,11 +82,13 @@ def tensors_of(state: dict[Any, Any], where: str) -> tuple[dict[str, TensorRef |
 
 def nested_tensors(state: dict[Any, Any]) -> list[str]:
     """A warning for each entry of a state dict that is no tensor but a dict of some: they are not written."""
-    inner = {
-        str(name)[:120]: sum(isinstance(item, (TensorRef, Sharded)) for item in value.values())
-        for name, value in state.items()
-        if isinstance(value, dict)
-    }
+    inner: dict[str, int] = {}
+    counted: dict[int, int] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            if id(value) not in counted:  # one dict may stand under a million names
+                counted[id(value)] = sum(isinstance(item, (TensorRef, Sharded)) for item in value.values())
+            inner[str(name)[:120]] = counted[id(value)]
     return [
         f"{name!a} beside the weights holds {count:,} tensors of its own, which were not written; if they belong to "
         "the model, save model.state_dict()"

@@ -69,6 +69,18 @@ def test_a_step_of_a_dimension_of_one_element_may_be_anything(tmp_path: Path) ->
     assert same_bits(loaded(tmp_path / "out")["w"], want.reshape(1, 3))
 
 
+def test_one_dict_under_many_names_is_counted_once(tmp_path: Path) -> None:
+    """Each of its entries was counted again for each name: a file of 1 MB kept the reader for many minutes."""
+    held = dict.fromkeys(map(str, range(50_000)))
+    state = {"w": torch.ones(2), **{f"extra{number}": held for number in range(50_000)}}
+    convert(folder(tmp_path / "src", state), tmp_path / "out")
+    assert set(loaded(tmp_path / "out")) == {"w"}
+
+
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    refused(folder(tmp_path / "src", {"": torch.ones(2)}), tmp_path / "out", "'' is no name for a tensor")
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_an_old_stream_may_be_of_any_protocol(tmp_path: Path, protocol: int) -> None:
     path = folder(tmp_path / "src", {})
