@@ -130,7 +130,15 @@ def _shapes(root: dict[Any, Any], file: TorchFile) -> list[dict[str, tuple[int, 
     """`param_shapes`: for each group, or each sub-group of stage 3, names and shapes in the order of the flat data."""
     groups = root.get("param_shapes") or []
     groups = groups if type(groups) is list else [groups]
-    return [_named_shapes(group, "param_shapes", file) for group in groups]
+    named: list[dict[str, tuple[int, ...]]] = []
+    seen: set[str] = set()
+    for group in groups:
+        # A parameter lies in one place. Looked at before the rest is, a group that is listed a million times ends here.
+        if type(group) is dict and (twice := next((name for name in group if name in seen), None)) is not None:
+            raise UserError(f"{file.file.path}: {str(twice)[:120]!a} is in two of its groups; save it again")
+        named.append(_named_shapes(group, "param_shapes", file))
+        seen |= named[-1].keys()
+    return named
 
 
 def _named_shapes(group: Any, field: str, file: TorchFile) -> dict[str, tuple[int, ...]]:

@@ -97,6 +97,12 @@ def nested_tensors(state: dict[Any, Any]) -> list[str]:
     ]
 
 
+def parts_of(name: str) -> int:
+    """How many files a model has of which one is called `name`: 2 for `model-00001-of-00002.safetensors`, else 1."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match[3]) if match else 1
+
+
 def refuse_part(folder: Path, names: list[str]) -> None:
     """IncompleteError unless files named N-of-COUNT, which have no index beside them, are all there."""
     matches = [match for name in names if (match := _NUMBERED.fullmatch(name))]

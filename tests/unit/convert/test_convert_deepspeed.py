@@ -183,6 +183,11 @@ def edit(path: Path, **changes: Any) -> None:
         ),
         ("mp_rank_00_model_states.pt", {"shared_params": {"lm_head.weight": "absent"}}, "shares a parameter"),
         ("mp_rank_00_model_states.pt", {"param_shapes": [{"norm": "5"}]}, "param_shapes"),
+        (
+            "mp_rank_00_model_states.pt",
+            {"param_shapes": [{f"w{number}": torch.Size([0]) for number in range(20_000)}] * 100_000},
+            "'w0' is in two of its groups",
+        ),
     ],
 )
 def test_checkpoints_that_do_not_add_up_are_refused(tmp_path: Path, file: str, changes: Any, message: str) -> None:

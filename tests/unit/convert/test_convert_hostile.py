@@ -77,6 +77,26 @@ def test_one_dict_under_many_names_is_counted_once(tmp_path: Path) -> None:
     assert set(loaded(tmp_path / "out")) == {"w"}
 
 
+@pytest.mark.parametrize("begun", [[], ["actor"], ["actor", "actor/huggingface"]])
+def test_a_step_that_was_only_begun_gives_way_to_an_older_one(tmp_path: Path, begun: list[str]) -> None:
+    want = {"w": torch.ones(2)}
+    folder(tmp_path / "src" / "global_step_1" / "actor", want, "model_world_size_1_rank_0.pt")
+    for name in ["", *begun]:
+        (tmp_path / "src" / "global_step_2" / name).mkdir(parents=True, exist_ok=True)
+    report = convert(tmp_path / "src", tmp_path / "out")
+    assert same_bits(loaded(tmp_path / "out")["w"], want["w"])
+    assert any("global_step_2" in warning and "newest whole step" in warning for warning in report.warnings)
+    refused(tmp_path / "src" / "global_step_2", tmp_path / "again", "holds no checkpoint file")
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "pytorch_model-00002-of-00002.bin"])
+def test_one_of_several_files_is_no_model(tmp_path: Path, name: str) -> None:
+    path = folder(tmp_path / "src", {"w": torch.ones(2)}, name)
+    if path.suffix == ".safetensors":
+        save_file({"w": torch.ones(2)}, path)
+    refused(path, tmp_path / "out", "one of the 2 files of a model; give their folder")
+
+
 def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
     refused(folder(tmp_path / "src", {"": torch.ones(2)}), tmp_path / "out", "'' is no name for a tensor")
 
