@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,36 @@ def test_one_dict_under_many_names_is_counted_once(tmp_path: Path) -> None:
     state = {"w": torch.ones(2), **{f"extra{number}": held for number in range(50_000)}}
     convert(folder(tmp_path / "src", state), tmp_path / "out")
     assert set(loaded(tmp_path / "out")) == {"w"}
+
+
+def test_what_may_not_be_read_is_named_with_its_remedy(tmp_path: Path) -> None:
+    """`Path.is_dir` raises where the folder above gives no right to look."""
+    src = folder(tmp_path / "locked" / "src", {"w": torch.ones(2)})
+    asked = {
+        "file": lambda: convert_file(src, tmp_path / "out", "auto", None, "5GB"),
+        "folder": lambda: convert_file(src.parent, tmp_path / "out", "auto", None, "5GB"),
+        "inspect": lambda: inspect_path(src.parent),
+        "output": lambda: convert(tmp_path, src.parent / "inner" / "out"),
+    }
+    (tmp_path / "locked").chmod(0)
+    for name, ask in asked.items():
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                if os.getuid() == 0:  # who may read everything
+                    os.setuid(65534)
+                ask()
+            except BaseException as error:
+                os.write(write, f"{type(error).__name__}: {error}".encode())
+            os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        with os.fdopen(read, encoding="utf-8") as pipe:
+            assert re.match("UserError: .*locked/src.*: Permission denied; check its rights", said := pipe.read()), (
+                name,
+                said,
+            )
+    (tmp_path / "locked").chmod(0o755)
 
 
 @pytest.mark.parametrize("begun", [[], ["actor"], ["actor", "actor/huggingface"]])
