@@ -13,6 +13,7 @@ from typing import Any
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import MAX_BYTES, MAX_RANK, Global, Object, Sharded, TensorRef, read_pickle
 from bridge.convert.places import inside
+from bridge.convert.plain import unwritten_tensors
 from bridge.convert.source import IncompleteError, Piece, Source, SourceFile, Tensor, joined
 from bridge.convert.torchfile import read_torch
 from bridge.errors import UserError
@@ -52,6 +53,7 @@ def open_dcp(folder: Path) -> Source:
             if isinstance(value, Sharded) and not _OPTIMIZER.match(str(name))
         }
         source.dropped = [str(name)[:120] for name in state if str(name) not in weights]
+        source.warnings += unwritten_tensors(root, source.wrapper)
         clean = clean_names(weights, str(path))
         check_names(clean.values(), str(path))
         files: dict[str, SourceFile] = {}
@@ -104,6 +106,8 @@ def _nested(path: Path, metadata: dict[str, Any]) -> dict[Any, Any]:
             place = place.setdefault(key, {})
             if type(place) is not dict:
                 raise UserError(f"{path}: {str(name)[:120]!a} lies inside another item; copy it again")
+        if keys[-1] in place:
+            raise UserError(f"{path}: {str(name)[:120]!a} lies in the place of another item; copy it again")
         place[keys[-1]] = _description(path, name, value)
     return root
 
