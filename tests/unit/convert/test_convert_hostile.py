@@ -78,6 +78,27 @@ def test_one_dict_under_many_names_is_counted_once(tmp_path: Path) -> None:
     assert set(loaded(tmp_path / "out")) == {"w"}
 
 
+@pytest.mark.parametrize("hard", [200, 60])
+def test_more_files_than_the_soft_limit_allows_are_read(tmp_path: Path, hard: int) -> None:
+    """1,024 files may be open where nobody raised the limit, and large trainings have more ranks than that."""
+    src = tmp_path / "src"
+    src.mkdir()
+    (src / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    for number in range(100):
+        save_file({f"w{number}": torch.ones(1)}, src / f"m{number}.safetensors")
+    weight_map = {f"w{number}": f"m{number}.safetensors" for number in range(100)}
+    (src / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    command = [sys.executable, "-m", "bridge", "convert", str(src), str(tmp_path / "out")]
+    limit = ["prlimit", f"--nofile=50:{hard}"]
+    done = subprocess.run([*limit, *command], capture_output=True, encoding="utf-8", check=False)
+    if hard > 100:
+        assert done.returncode == 0, done.stderr
+        assert len(loaded(tmp_path / "out")) == 100
+    else:
+        assert done.returncode == 2 and "Too many open files); raise ulimit -n" in done.stderr
+        assert not (tmp_path / "out").exists()
+
+
 def test_what_may_not_be_read_is_named_with_its_remedy(tmp_path: Path) -> None:
     """`Path.is_dir` raises where the folder above gives no right to look."""
     src = folder(tmp_path / "locked" / "src", {"w": torch.ones(2)})
