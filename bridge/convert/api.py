@@ -111,7 +111,7 @@ def write_into(
     check_dtype(dtype)
     if not os.path.lexists(src):
         raise UserError(f"{src}: does not exist; check the path of the checkpoint")
-    with _as_user_errors(folder), open_source(src, dtype) as source, _base(source, base, dtype) as model:
+    with as_user_errors(folder), open_source(src, dtype) as source, _base(source, base, dtype) as model:
         if source.format == "peft" and model is None:
             return _keep_adapter(source, folder, dtype, progress)
         companions = find_companions(source.folder, base, merged=model is not None)
@@ -199,13 +199,14 @@ def inspect(path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         raise UserError(f"{path}: does not exist; check the path")
     try:
-        with _as_user_errors(path):
+        with as_user_errors(path):
             source = open_source(path)
     except IncompleteError as error:
         return {"path": str(path), "missing": str(error)}
     with source:
         try:
-            companions = find_companions(source.folder, None)
+            with as_user_errors(path):
+                companions = find_companions(source.folder, None)
         except UserError:
             companions = None
         tensors = source.tensors
@@ -317,11 +318,11 @@ def _check_space(folder: Path, files: list[OutputFile]) -> None:
 @contextmanager
 def _published(out: Path) -> Iterator[Path]:
     """A new folder beside `out` that becomes `out` at the end, or vanishes if anything fails."""
-    if os.path.lexists(out):
-        raise UserError(f"{out}: exists already; remove it or name another output")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: is no folder, so {out.name} cannot be made in it; make it first")
-    with _as_user_errors(out):
+    with as_user_errors(out):
+        if os.path.lexists(out):
+            raise UserError(f"{out}: exists already; remove it or name another output")
+        if not out.parent.is_dir():
+            raise UserError(f"{out.parent}: is no folder, so {out.name} cannot be made in it; make it first")
         _remove_leftovers(out)
         folder = out.with_name(f".{out.name}.tmp-{os.getpid()}")
         folder.mkdir()
@@ -356,11 +357,14 @@ def _escaped(name: str) -> str:
 
 
 @contextmanager
-def _as_user_errors(target: Path) -> Iterator[None]:
+def as_user_errors(target: Path) -> Iterator[None]:
     """Turn errors of the file system into a sentence; the checkpoint's own read errors are sentences already."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             raise UserError(f"{target}: something of that name is there already; name another output") from error
-        raise UserError(f"{error.filename or target.parent}: {error.strerror or error}; nothing was written") from error
+        remedy = "check its rights, " if error.errno in (errno.EACCES, errno.EPERM) else ""
+        raise UserError(
+            f"{error.filename or target.parent}: {error.strerror or error}; {remedy}nothing was written"
+        ) from error

@@ -5,12 +5,13 @@ These two are used alone and often, so they import no more than they need: no se
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from bridge.artifacts import SEAL, open_artifact, pruned, read_seal
-from bridge.convert.api import Report, convert, inspect, parse_size
+from bridge.convert.api import Report, as_user_errors, convert, inspect, parse_size
 from bridge.convert.follow import follow
 from bridge.convert.plan import check_dtype
 from bridge.errors import UserError
@@ -22,8 +23,9 @@ Json = dict[str, Any]
 def convert_file(source: Path, output: Path, dtype: str, base: Path | None, max_shard_size: str) -> Json:
     """`bridge-rl convert`; its report."""
     size = parse_size(max_shard_size)
-    if source.is_dir() and (found := read_seal(source)) and pruned(source, found):
-        open_artifact(source, found.kind, digests=False)  # says what is missing, and how to get it back
+    with as_user_errors(source):
+        if source.is_dir() and (found := read_seal(source)) and pruned(source, found):
+            open_artifact(source, found.kind, digests=False)  # says what is missing, and how to get it back
     with progress("convert", 100, "%") as meter:
 
         def advance(done: int, total: int) -> None:
@@ -49,7 +51,8 @@ def follow_folder(
 
 def inspect_path(path: Path) -> Json:
     """`bridge-rl inspect`: an artifact by its seal, a model folder by its headers, a checkpoint by its index."""
-    found = read_seal(path) if path.is_dir() else None
+    with as_user_errors(path):
+        found = read_seal(path) if path.is_dir() else None
     facts: Json = {}
     if found is not None:
         facts = {"artifact": found.kind, "made_by": found.made_by, "fingerprint": found.fingerprint}
@@ -58,6 +61,6 @@ def inspect_path(path: Path) -> Json:
             return facts | {"pruned": sorted(gone)}
         if found.kind not in ("checkpoint", "model"):
             return facts
-    elif (path / SEAL).exists():
+    elif os.path.lexists(path / SEAL):
         raise UserError(f"{path}: its {SEAL} cannot be read")
     return facts | inspect(path)

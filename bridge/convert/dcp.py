@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.convert.names import check_names, clean_names, find_weights
-from bridge.convert.pickles import MAX_BYTES, MAX_RANK, Global, Object, Sharded, TensorRef, read_pickle
+from bridge.convert.pickles import MAX_BYTES, MAX_OPCODES, MAX_RANK, Global, Object, Sharded, TensorRef, read_pickle
 from bridge.convert.places import inside
+from bridge.convert.plain import unwritten_tensors
 from bridge.convert.source import IncompleteError, Piece, Source, SourceFile, Tensor, joined
 from bridge.convert.torchfile import read_torch
 from bridge.errors import UserError
@@ -24,6 +25,9 @@ _WRAPPERS = ("app", "state")
 
 _OPTIMIZER = re.compile(r"(optimizer|optimizers|optim)\.")
 """How names begin that are no weights where a state was saved with its names joined already."""
+
+_MOST_PARTS = MAX_OPCODES // 4
+"""Each has its own offsets and sizes, which take a pickle more than four opcodes."""
 
 Place = tuple[str, int, int]
 """File name, offset and length in bytes."""
@@ -52,6 +56,7 @@ def open_dcp(folder: Path) -> Source:
             if isinstance(value, Sharded) and not _OPTIMIZER.match(str(name))
         }
         source.dropped = [str(name)[:120] for name in state if str(name) not in weights]
+        source.warnings += unwritten_tensors(root, source.wrapper)
         clean = clean_names(weights, str(path))
         check_names(clean.values(), str(path))
         files: dict[str, SourceFile] = {}
@@ -95,6 +100,7 @@ def _nested(path: Path, metadata: dict[str, Any]) -> dict[Any, Any]:
     planner = metadata.get("planner_data")
     paths = planner if type(planner) is dict else {}
     root: dict[Any, Any] = {}
+    parts = 0
     for name, value in metadata["state_dict_metadata"].items():
         keys = paths.get(name)
         if type(keys) is not tuple or not 0 < len(keys) <= MAX_RANK or any(type(key) not in (str, int) for key in keys):
@@ -104,11 +110,16 @@ def _nested(path: Path, metadata: dict[str, Any]) -> dict[Any, Any]:
             place = place.setdefault(key, {})
             if type(place) is not dict:
                 raise UserError(f"{path}: {str(name)[:120]!a} lies inside another item; copy it again")
-        place[keys[-1]] = _description(path, name, value)
+        if keys[-1] in place:
+            raise UserError(f"{path}: {str(name)[:120]!a} lies in the place of another item; copy it again")
+        described = place[keys[-1]] = _description(path, name, value)
+        parts += len(described.state[1]) if described else 0
+        if parts > _MOST_PARTS:  # one list of parts may stand under a million names
+            raise UserError(f"{path}: tells of more than {_MOST_PARTS:,} parts of tensors; copy it again")
     return root
 
 
-def _description(path: Path, name: Any, value: Any) -> Any:
+def _description(path: Path, name: Any, value: Any) -> Sharded | None:
     if not isinstance(value, Object) or not value.kind.name.endswith(".TensorStorageMetadata") or type(name) is not str:
         return None
     fields = _state(value)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.convert.dtypes import CASTABLE, ITEMSIZE
-from bridge.convert.names import check_names, clean_names
+from bridge.convert.names import check_names, clean_names, refuse_split
 from bridge.convert.pickles import MAX_RANK, TensorRef
 from bridge.convert.places import inside
 from bridge.convert.plain import step_of, tensors_of
@@ -28,7 +28,7 @@ from bridge.errors import UserError
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d+)_model_states\.pt")
 OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d+)_optim_states\.pt")
-_SPLIT = re.compile(
+SPLIT = re.compile(
     r"layer_\d+.*model_states\.pt|expp_rank_\d+.*|(?:zero_pp_rank_\d+_)?mp_rank_0*[1-9]\d*_model_states\.pt"
 )
 """Parts of pipeline stages, experts and tensor parallel ranks."""
@@ -44,7 +44,7 @@ def open_deepspeed(folder: Path, wanted: str) -> Source:
     IncompleteError, which names them, if ranks are missing; UserError for pipeline, tensor and expert parallel ones.
     """
     names = sorted(entry.name for entry in folder.iterdir())
-    split = next((name for name in names if _SPLIT.fullmatch(name)), None)
+    split = next((name for name in names if SPLIT.fullmatch(name)), None)
     if split is not None:
         raise UserError(
             f"{folder}: is split over pipeline stages, tensor parallel ranks or experts ({split}); merge it with the "
@@ -59,6 +59,7 @@ def open_deepspeed(folder: Path, wanted: str) -> Source:
         root = first.root
         if not isinstance(root, dict) or not isinstance(root.get("module"), dict):
             raise UserError(f"{first.file.path}: is no model state of DeepSpeed: it has no module")
+        refuse_split(root, str(first.file.path))
         source.step = step_of(root)
         module, source.dropped = tensors_of(root["module"], str(first.file.path))
         if any(not isinstance(value, TensorRef) for value in module.values()):
@@ -129,7 +130,15 @@ def _shapes(root: dict[Any, Any], file: TorchFile) -> list[dict[str, tuple[int, 
     """`param_shapes`: for each group, or each sub-group of stage 3, names and shapes in the order of the flat data."""
     groups = root.get("param_shapes") or []
     groups = groups if type(groups) is list else [groups]
-    return [_named_shapes(group, "param_shapes", file) for group in groups]
+    named: list[dict[str, tuple[int, ...]]] = []
+    seen: set[str] = set()
+    for group in groups:
+        # A parameter lies in one place. Looked at before the rest is, a group that is listed a million times ends here.
+        if type(group) is dict and (twice := next((name for name in group if name in seen), None)) is not None:
+            raise UserError(f"{file.file.path}: {str(twice)[:120]!a} is in two of its groups; save it again")
+        named.append(_named_shapes(group, "param_shapes", file))
+        seen |= named[-1].keys()
+    return named
 
 
 def _named_shapes(group: Any, field: str, file: TorchFile) -> dict[str, tuple[int, ...]]:

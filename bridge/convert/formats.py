@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.convert.dcp import METADATA, open_dcp
-from bridge.convert.deepspeed import LATEST, MODEL, OPTIMIZER, open_deepspeed
+from bridge.convert.deepspeed import LATEST, MODEL, OPTIMIZER, SPLIT, open_deepspeed
 from bridge.convert.lora import ADAPTER_CONFIG
 from bridge.convert.places import inside, read_small
-from bridge.convert.plain import open_file, open_index, refuse_part
+from bridge.convert.plain import open_file, open_index, parts_of, refuse_part
 from bridge.convert.shards import ACCELERATE, NAME, open_shards
 from bridge.convert.source import IncompleteError, Source, SourceFile, nbytes
 from bridge.convert.steps import number, steps
@@ -94,6 +94,13 @@ def _open_weights(path: Path) -> Source:
         return open_tensor_folder(path.parent)
     if path.name.endswith(".index.json"):
         return open_index(path)
+    if (count := parts_of(path.name)) > 1:
+        raise UserError(f"{path}: is one of the {count} files of a model; give their folder")
+    if SPLIT.fullmatch(path.name):
+        raise UserError(
+            f"{path}: is one part of a model that DeepSpeed split over pipeline stages, tensor parallel ranks or "
+            "experts; merge it with the trainer's own export first"
+        )
     file = SourceFile(path)
     try:
         head = file.read(0, min(file.size, 9))
@@ -108,7 +115,8 @@ def _open_folder(folder: Path, wanted: str, levels: int) -> Source:
     names = sorted(entry.name for entry in folder.iterdir())
     for pattern, what in _EXPLAINED:
         found = next((name for name in names if re.fullmatch(pattern, name)), None)
-        if found is not None:
+        # Where it was made inside the folder of the training, the ZeRO checkpoint lies beside it.
+        if found is not None and not (found == "latest_universal" and LATEST in names):
             raise UserError(f"{folder}: holds {what} ({found})")
     if METADATA in names:
         return open_dcp(folder)
@@ -162,7 +170,8 @@ def _below(folder: Path, names: list[str], wanted: str, levels: int) -> Source:
     found += [path for path in steps(folder, names) if path not in found]
     found = found or [folder / name for name in _INNER if (folder / name).is_dir()][:1]
     if not found or not levels:
-        raise UserError(
+        # Below the path that was asked for it is a step that its writer has only begun, and an older one will do.
+        raise (UserError if levels == _LEVELS else IncompleteError)(
             f"{folder}: holds no checkpoint file (.pt, .pth, .bin, .ckpt or .safetensors) and no steps; give its path"
         )
     broken: list[str] = []

@@ -43,6 +43,7 @@ def find_weights(root: Any, where: str, also: tuple[str, ...] = ()) -> tuple[tup
                 f"{where}: is part of a Megatron checkpoint, whose names and splits depend on the model; "
                 "export it with Megatron-Bridge"
             )
+        refuse_split(root, where)
         if "param_shapes" in root and _is_placeholder(root.get("module")):
             raise UserError(
                 f"{where}: is one rank of a DeepSpeed ZeRO-3 checkpoint, whose module holds only placeholders; "
@@ -60,6 +61,20 @@ def find_weights(root: Any, where: str, also: tuple[str, ...] = ()) -> tuple[tup
             f"under {', '.join(WRAPPERS)}"
         )
     return path, root
+
+
+def refuse_split(root: Mapping[Any, Any], where: str) -> None:
+    """UserError for DeepSpeed's model states if other files hold the rest: tensor parallel ranks, stages or experts.
+
+    They say so themselves, so that a file that is named alone, or that was copied without the others, is no model.
+    """
+    if "param_shapes" not in root:
+        return
+    ranks = root.get("mp_world_size")
+    experts = root.get("num_experts") or root.get("ds_autoep_layers")
+    if experts or (type(ranks) is int and ranks > 1):
+        held = "without its experts" if experts else f"as one of {ranks} tensor or pipeline parallel ranks"
+        raise UserError(f"{where}: holds a model {held}; merge it with the trainer's own export first")
 
 
 def _wrapped(root: Mapping[Any, Any], where: str, wrappers: tuple[str, ...]) -> str | None:
@@ -106,9 +121,11 @@ def clean_names(names: Iterable[str], where: str) -> dict[str, str]:
         clean = {name: short.removeprefix(prefix) for name, short in clean.items()}
     first: dict[str, str] = {}
     for name, short in clean.items():
-        if not short or short in first:
+        if not short:
+            raise UserError(f"{where}: {_quoted(name)} is no name for a tensor; save model.state_dict()")
+        if short in first:
             raise UserError(
-                f"{where}: {_quoted(name)} and {_quoted(first.get(short, ''))} have the same name once wrapper "
+                f"{where}: {_quoted(name)} and {_quoted(first[short])} have the same name once wrapper "
                 "prefixes are taken off; save the unwrapped model"
             )
         first[short] = name

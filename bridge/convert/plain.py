@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bridge.convert.dtypes import CASTABLE
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import Object, Sharded, TensorRef
 from bridge.convert.places import inside, read_json
@@ -80,19 +81,47 @@ def tensors_of(state: dict[Any, Any], where: str) -> tuple[dict[str, TensorRef |
     return references, dropped
 
 
-def nested_tensors(state: dict[Any, Any]) -> list[str]:
-    """A warning for each entry of a state dict that is no tensor but a dict of some: they are not written."""
-    inner = {
-        str(name)[:120]: sum(isinstance(item, (TensorRef, Sharded)) for item in value.values())
-        for name, value in state.items()
-        if isinstance(value, dict)
-    }
-    return [
+def unwritten_tensors(root: Any, wrapper: tuple[str, ...]) -> list[str]:
+    """Warnings for tensors that are not written because they are no entries of the state dict under `wrapper`.
+
+    Dicts and lists of them inside it, and floats of one dimension or more beside the keys that lead to it; counters
+    and the states of random generators are neither.
+    """
+    beside: list[str] = []
+    for key in wrapper:
+        beside += [
+            str(name)[:120]
+            for name, value in root.items()
+            if isinstance(value, (TensorRef, Sharded)) and value.shape and value.dtype in CASTABLE
+        ]
+        root = root[key]
+    inner: dict[str, int] = {}
+    counted: dict[int, int] = {}
+    for name, value in root.items():
+        if type(value) in (dict, list, tuple):
+            if id(value) not in counted:  # one dict may stand under a million names
+                items = value.values() if type(value) is dict else value
+                counted[id(value)] = sum(isinstance(item, (TensorRef, Sharded)) for item in items)
+            inner[str(name)[:120]] = counted[id(value)]
+    warnings = [
         f"{name!a} beside the weights holds {count:,} tensors of its own, which were not written; if they belong to "
         "the model, save model.state_dict()"
         for name, count in inner.items()
         if count
     ]
+    if beside:
+        listed = ", ".join(ascii(name) for name in beside[:5])
+        warnings.append(
+            f"{len(beside):,} tensors beside the weights were not written ({listed}); if they belong to the model, "
+            "save model.state_dict()"
+        )
+    return warnings
+
+
+def parts_of(name: str) -> int:
+    """How many files a model has of which one is called `name`: 2 for `model-00001-of-00002.safetensors`, else 1."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match[3]) if match else 1
 
 
 def refuse_part(folder: Path, names: list[str]) -> None:
@@ -122,7 +151,7 @@ def _read_part(source: Source, path: Path) -> _Part:
             f"{path}: is one shard of a distributed (FSDP, DTensor) checkpoint; give the folder that holds all"
         )
     source.step = step_of(content.root)
-    source.warnings += nested_tensors(state)
+    source.warnings += unwritten_tensors(content.root, wrapper)
     return _Part(content, references, dropped, wrapper)
 
 

@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 from bridge.convert.names import check_names, clean_names, find_weights
 from bridge.convert.pickles import MAX_RANK, Object, Sharded, TensorRef
 from bridge.convert.places import inside, read_json
-from bridge.convert.plain import nested_tensors, step_of, tensors_of
+from bridge.convert.plain import step_of, tensors_of, unwritten_tensors
 from bridge.convert.source import IncompleteError, Piece, Source, StridedTensor, Tensor, joined
 from bridge.convert.torchfile import TorchFile, read_torch
 from bridge.errors import UserError
@@ -96,7 +96,7 @@ def _fill(source: Source, ranks: list[TorchFile]) -> None:
             odd = min(set(found) ^ set(states[0]))
             raise UserError(f"{path}: {odd[:120]!a} is not in every rank's file; the files are of different saves")
         if not states:
-            source.warnings += nested_tensors(state)
+            source.warnings += unwritten_tensors(rank.root, wrapper)
         states.append(found)
         source.wrapper, source.dropped = wrapper, dropped
     clean = clean_names(states[0], where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import resource
 import stat
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,10 +41,10 @@ class SourceFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # O_NONBLOCK: opening a pipe must not wait for a writer.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._fd = _open(path)
         except OSError as error:
-            raise UserError(f"{path}: cannot be opened ({error.strerror}); check the path and its rights") from error
+            remedy = "raise ulimit -n" if error.errno == errno.EMFILE else "check the path and its rights"
+            raise UserError(f"{path}: cannot be opened ({error.strerror}); {remedy}") from error
         self._stat = os.fstat(self._fd)
         self.size = self._stat.st_size
         if not stat.S_ISREG(self._stat.st_mode):
@@ -290,6 +291,20 @@ class Source:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _open(path: Path) -> int:
+    # O_NONBLOCK: opening a pipe must not wait for a writer.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+    # All ranks' files are open at once, and the usual soft limit is 1,024; a process may raise it to the hard one.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return os.open(path, flags)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from bridge.convert.plan import INDEX, MAX_HEADER
 from bridge.convert.source import IncompleteError, Source, SourceFile, StridedTensor
 from bridge.errors import UserError
 
+_MOST_VALUES = 4_000_000  # of 500,000 tensors and more
+
 _TORCH = {name: dtype for dtype, name in SAFETENSORS.items()}
 
 
@@ -83,8 +85,12 @@ def read_header(file: SourceFile) -> dict[str, StridedTensor]:
         raise UserError(f"{file.path}: is no safetensors file: its header would have {size:,} bytes")
     if 8 + size > file.size:
         raise IncompleteError(f"{file.path}: ends within its header; copy it again")
+    text = file.read(8, size)
+    # Empty lists take twenty times as much memory as text.
+    if text.count(b",") > _MOST_VALUES:
+        raise UserError(f"{file.path}: its header has more than {_MOST_VALUES:,} values; no model needs that")
     try:
-        header = json.loads(file.read(8, size).decode("utf-8"), object_pairs_hook=_once)
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file.path}: its header is no valid JSON ({str(error)[:80]}); copy it again") from error
     if not isinstance(header, dict):

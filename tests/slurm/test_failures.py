@@ -42,6 +42,7 @@ def without(cluster: Cluster, name: str, verb: str = "kill") -> Iterator[None]:
         cluster.script("start", name)
 
 
+@pytest.mark.timeout(900)
 def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
     """slurmd is killed: Slurm gives the node up and starts the job elsewhere, while the first training still runs.
 
@@ -53,7 +54,7 @@ def test_a_lost_node(cluster: Cluster, tmp_path: Path) -> None:
     with without(cluster, node):
         waiting = "an earlier attempt is still running somewhere; waiting for its end"
         wait_for(lambda: waiting in run.host_log(SFT, job).read_text(encoding="utf-8"), "the second attempt", 120)
-        wait_for(lambda: not queue(cluster, run), "the run to end elsewhere", 240)
+        wait_for(lambda: not queue(cluster, run), "the run to end elsewhere", 600)
     found = states(run, tmp_path)
     assert {e["state"] for e in found.values()} == {"done"}
     sealed = [line for line in run.attempts(SFT) if line.get("exit") == 0]

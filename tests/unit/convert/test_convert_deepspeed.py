@@ -183,6 +183,11 @@ def edit(path: Path, **changes: Any) -> None:
         ),
         ("mp_rank_00_model_states.pt", {"shared_params": {"lm_head.weight": "absent"}}, "shares a parameter"),
         ("mp_rank_00_model_states.pt", {"param_shapes": [{"norm": "5"}]}, "param_shapes"),
+        (
+            "mp_rank_00_model_states.pt",
+            {"param_shapes": [{f"w{number}": torch.Size([0]) for number in range(20_000)}] * 100_000},
+            "'w0' is in two of its groups",
+        ),
     ],
 )
 def test_checkpoints_that_do_not_add_up_are_refused(tmp_path: Path, file: str, changes: Any, message: str) -> None:
@@ -191,3 +196,46 @@ def test_checkpoints_that_do_not_add_up_are_refused(tmp_path: Path, file: str, c
     with pytest.raises(UserError, match=message):
         convert(tmp_path / "src", tmp_path / "out", dtype="float32")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [({"mp_world_size": 2}, "one of 2 tensor or pipeline"), ({"num_experts": [4]}, "without its experts")],
+)
+def test_a_part_of_a_model_is_no_model_although_its_other_files_are_not_there(
+    tmp_path: Path, told: dict[str, Any], message: str, alone: bool, stage: int
+) -> None:
+    """Named alone, or copied without the rest: half of each tensor, or no experts, would be written in silence."""
+    write_zero(tmp_path / "src", stage, 2)
+    model = next((tmp_path / "src" / "global_step9").glob("*mp_rank_00_model_states.pt"))
+    for file in model.parent.glob("*model_states.pt"):
+        edit(file, **{"mp_world_size": 1, "num_experts": [], **told})
+    with pytest.raises(UserError, match=message):
+        convert(model if alone else tmp_path / "src", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["layer_00-model_states.pt", "layer_0_expert_1_mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"],
+)
+def test_the_file_of_one_stage_expert_or_rank_is_no_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    torch.save({"weight": torch.ones(2, 2)}, tmp_path / name)
+    with pytest.raises(UserError, match="is one part of a model that DeepSpeed split"):
+        convert(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_universal_checkpoint_beside_the_zero_checkpoint_is_passed_by(tmp_path: Path) -> None:
+    """ds_to_universal writes into the folder of the training, and `latest_universal` beside `latest`."""
+    want = write_zero(tmp_path / "src", 2, 2)
+    (tmp_path / "src" / "global_step9_universal" / "zero").mkdir(parents=True)
+    (tmp_path / "src" / "latest_universal").write_text("global_step9_universal", encoding="utf-8")
+    convert(tmp_path / "src", tmp_path / "out", dtype="float32")
+    assert same_bits(loaded(tmp_path / "out")["up"], want["up"])
+    (tmp_path / "src" / "latest").unlink()
+    with pytest.raises(UserError, match="universal"):
+        convert(tmp_path / "src", tmp_path / "again")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,6 +68,89 @@ def test_a_step_of_a_dimension_of_one_element_may_be_anything(tmp_path: Path) ->
     path = raw_archive(tmp_path / "src" / "x.pt", data, {"data/0": torch.arange(6.0).numpy().tobytes()})
     convert(path, tmp_path / "out")
     assert same_bits(loaded(tmp_path / "out")["w"], want.reshape(1, 3))
+
+
+def test_one_dict_under_many_names_is_counted_once(tmp_path: Path) -> None:
+    """Each of its entries was counted again for each name: a file of 1 MB kept the reader for many minutes."""
+    held = dict.fromkeys(map(str, range(50_000)))
+    state = {"w": torch.ones(2), **{f"extra{number}": held for number in range(50_000)}}
+    convert(folder(tmp_path / "src", state), tmp_path / "out")
+    assert set(loaded(tmp_path / "out")) == {"w"}
+
+
+@pytest.mark.parametrize("hard", [200, 60])
+def test_more_files_than_the_soft_limit_allows_are_read(tmp_path: Path, hard: int) -> None:
+    """1,024 files may be open where nobody raised the limit, and large trainings have more ranks than that."""
+    src = tmp_path / "src"
+    src.mkdir()
+    (src / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    for number in range(100):
+        save_file({f"w{number}": torch.ones(1)}, src / f"m{number}.safetensors")
+    weight_map = {f"w{number}": f"m{number}.safetensors" for number in range(100)}
+    (src / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    command = [sys.executable, "-m", "bridge", "convert", str(src), str(tmp_path / "out")]
+    limit = ["prlimit", f"--nofile=50:{hard}"]
+    done = subprocess.run([*limit, *command], capture_output=True, encoding="utf-8", check=False)
+    if hard > 100:
+        assert done.returncode == 0, done.stderr
+        assert len(loaded(tmp_path / "out")) == 100
+    else:
+        assert done.returncode == 2 and "Too many open files); raise ulimit -n" in done.stderr
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_may_not_be_read_is_named_with_its_remedy(tmp_path: Path) -> None:
+    """`Path.is_dir` raises where the folder above gives no right to look."""
+    src = folder(tmp_path / "locked" / "src", {"w": torch.ones(2)})
+    asked = {
+        "file": lambda: convert_file(src, tmp_path / "out", "auto", None, "5GB"),
+        "folder": lambda: convert_file(src.parent, tmp_path / "out", "auto", None, "5GB"),
+        "inspect": lambda: inspect_path(src.parent),
+        "output": lambda: convert(tmp_path, src.parent / "inner" / "out"),
+    }
+    (tmp_path / "locked").chmod(0)
+    for name, ask in asked.items():
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                if os.getuid() == 0:  # who may read everything
+                    os.setuid(65534)
+                ask()
+            except BaseException as error:
+                os.write(write, f"{type(error).__name__}: {error}".encode())
+            os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        with os.fdopen(read, encoding="utf-8") as pipe:
+            assert re.match("UserError: .*locked/src.*: Permission denied; check its rights", said := pipe.read()), (
+                name,
+                said,
+            )
+    (tmp_path / "locked").chmod(0o755)
+
+
+@pytest.mark.parametrize("begun", [[], ["actor"], ["actor", "actor/huggingface"]])
+def test_a_step_that_was_only_begun_gives_way_to_an_older_one(tmp_path: Path, begun: list[str]) -> None:
+    want = {"w": torch.ones(2)}
+    folder(tmp_path / "src" / "global_step_1" / "actor", want, "model_world_size_1_rank_0.pt")
+    for name in ["", *begun]:
+        (tmp_path / "src" / "global_step_2" / name).mkdir(parents=True, exist_ok=True)
+    report = convert(tmp_path / "src", tmp_path / "out")
+    assert same_bits(loaded(tmp_path / "out")["w"], want["w"])
+    assert any("global_step_2" in warning and "newest whole step" in warning for warning in report.warnings)
+    refused(tmp_path / "src" / "global_step_2", tmp_path / "again", "holds no checkpoint file")
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "pytorch_model-00002-of-00002.bin"])
+def test_one_of_several_files_is_no_model(tmp_path: Path, name: str) -> None:
+    path = folder(tmp_path / "src", {"w": torch.ones(2)}, name)
+    if path.suffix == ".safetensors":
+        save_file({"w": torch.ones(2)}, path)
+    refused(path, tmp_path / "out", "one of the 2 files of a model; give their folder")
+
+
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    refused(folder(tmp_path / "src", {"": torch.ones(2)}), tmp_path / "out", "'' is no name for a tensor")
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

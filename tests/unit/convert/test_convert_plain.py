@@ -461,3 +461,17 @@ def test_tensors_beside_the_weights_are_told_of(tmp_path: Path) -> None:
     assert not inspect(folder(tmp_path / "c", {"model": inner, "ema": inner, "optimizer": {"w": inner["w"]}}))[
         "warnings"
     ]
+
+
+def test_tensors_that_are_not_written_are_told_of(tmp_path: Path) -> None:
+    state = {
+        "model": {"w": torch.ones(2), "experts": [torch.ones(2), torch.zeros(2)]},
+        "v_head.weight": torch.ones(1, 2),
+        "step": torch.tensor(5.0),
+        "rng_state": torch.zeros(9, dtype=torch.uint8),
+    }
+    report = convert(folder(tmp_path / "src", state), tmp_path / "out")
+    assert set(loaded(tmp_path / "out")) == {"w"} and report.dropped == ["experts"]
+    told = [text for text in report.warnings if "not written" in text]
+    assert len(told) == 2 and "'experts' beside the weights holds 2" in told[0]
+    assert told[1].startswith("1 tensors beside the weights were not written ('v_head.weight')")

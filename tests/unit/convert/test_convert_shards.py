@@ -152,6 +152,28 @@ def test_dcp_paths_stay_in_the_folder(copy: Path, tmp_path: Path, name: str) -> 
         convert(copy / "dcp", tmp_path / "out")
 
 
+def test_two_items_of_a_dcp_folder_in_one_place_are_refused(copy: Path, tmp_path: Path) -> None:
+    """The later one would be written and the other lost in silence."""
+    path = copy / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    first, second = list(metadata.planner_data)[:2]
+    metadata.planner_data[second] = metadata.planner_data[first]
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UserError, match="in the place of another item"):
+        convert(copy / "dcp", tmp_path / "out")
+
+
+def test_one_list_of_parts_under_many_names_ends(copy: Path, tmp_path: Path) -> None:
+    path = copy / "dcp" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    one = next(value for value in metadata.state_dict_metadata.values() if hasattr(value, "chunks"))
+    one.chunks = one.chunks[:1] * 20_000
+    metadata.state_dict_metadata |= {f"w{number}": one for number in range(20_000)}
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UserError, match="more than 1,000,000 parts"):
+        convert(copy / "dcp", tmp_path / "out")
+
+
 def test_a_link_out_of_the_folder_is_refused(copy: Path, tmp_path: Path) -> None:
     for kind, name in (("dcp", "__0_0.distcp"), ("actor", "model_world_size_4_rank_0.pt"), ("dcp", ".metadata")):
         (copy / kind / name).rename(tmp_path / "elsewhere")

@@ -77,6 +77,7 @@ def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
         (b'{"a": 1, "a": 2}', "a name occurs twice"),
         (b"{" * 100_000, "no valid JSON"),
         (b"\xff\xfe", "no valid JSON"),
+        (b'{"a": [' + b"[]," * 5_000_000 + b"[]]}", "more than 4,000,000 values"),
     ],
 )
 def test_headers_that_lie_are_refused(tmp_path: Path, header: Any, message: str) -> None:
