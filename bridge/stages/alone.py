@@ -228,6 +228,8 @@ def grade_file(source: Path, output: Path, settings: Sequence[str]) -> Json:
     policy = _validated(Grading, {}, parse_overrides(settings), "grade")
     if not output.name or output.is_dir():
         raise UserError(f"{str(output)!r}: the output must be a file name, such as graded.jsonl")
+    if output.exists() and source.exists() and output.samefile(source):
+        raise UserError(f"{output}: is the input, which would be lost; choose another name")
     with progress("grade", source.stat().st_size if source.is_file() else 0, "bytes") as meter:
         summary = grade_rows(source, output, meter.advance, policy)
     return {**summary._asdict(), "grading": policy.model_dump(mode="json")}

@@ -386,6 +386,7 @@ def test_a_damaged_record_hides_no_other_run(tmp_path: Path, text: str) -> None:
         (("status", "x" * 300), "is no usable path"),
         (("plan", "tiny.yaml", "stages.sft.data=~nouser/x"), "is no usable path"),
         (("grade", "rows.jsonl", "-o", "."), "must be a file name"),
+        (("grade", "rows.jsonl", "-o", "./rows.jsonl"), "is the input"),
         (("eval", "./model", "--task", "./x.jsonl", "-o", "out", "task.ops=[1,2]"), "leave this out"),
         (("launch", "tiny.yaml", "--profile", "./nopython.yaml"), "/nope/python"),
     ],
