@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,7 @@ class ParentDoneError(Exception):
 
 OUT_OF_MEMORY = re.compile(r"oom.kill event|exceeded memory limit")  # Slurm's words, of 21.08 to 24.11
 PATIENCE = 90.0  # seconds for which a launch waits for jobs that are just ending
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FULL = 1 << 20  # bytes free, below which a disk counts as full
 # What srun, Python and Apptainer add to every job: another line says more.
 MEANINGLESS = (
@@ -249,10 +253,29 @@ def _submit_array(run: Run, array: Array, script: str, submitted: dict[str, str]
     from bridge.launch import slurm
 
     wanted = dependency(array.after, submitted)
-    jobs = slurm.submit(run, array, script, wanted, profile)
-    submitted[array.name] = jobs[0].partition("_")[0]
-    facts = {"stage": array.stage, "elements": list(array.elements), "jobs": jobs, "dependency": wanted}
-    run.note_submission({"event": "submit", "time": time.time(), **facts, "held": is_root(array)})
+    with _uninterrupted():
+        jobs = slurm.submit(run, array, script, wanted, profile)
+        submitted[array.name] = jobs[0].partition("_")[0]
+        facts = {"stage": array.stage, "elements": list(array.elements), "jobs": jobs, "dependency": wanted}
+        run.note_submission({"event": "submit", "time": time.time(), **facts, "held": is_root(array)})
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """What would interrupt the block does so at its end: an sbatch that is left alone submits a job nobody knows of."""
+    arrived: list[int] = []
+    handled = [n for n in INTERRUPTS if signal.getsignal(n) is signal.default_int_handler]
+    if threading.current_thread() is not threading.main_thread():
+        handled = []  # signals are the main thread's alone
+    for number in handled:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.default_int_handler)
+        if arrived:  # also where it made sbatch fail, which a terminal's Ctrl-C reaches too
+            raise KeyboardInterrupt
 
 
 def dependency(after: Iterable[After], submitted: Mapping[str, str]) -> str | None:

@@ -116,10 +116,11 @@ def test_a_job_that_dies_on_the_host_after_a_requeue_says_why(cluster: Cluster, 
 def test_a_launch_that_is_terminated_takes_everything_back(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also the array that sbatch has not even sent yet when the signal comes."""
     tools = tmp_path / "tools"
     tools.mkdir()
     real = subprocess.run(["which", "sbatch"], capture_output=True, text=True, check=True).stdout.strip()
-    (tools / "sbatch").write_text(f'#!/bin/sh\nsleep 1\nexec {real} "$@"\n', encoding="utf-8")
+    (tools / "sbatch").write_text(f'#!/bin/sh\nsleep 3\nexec {real} "$@"\n', encoding="utf-8")
     (tools / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     process = subprocess.Popen(
