@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,4 +135,5 @@ def test_a_launch_that_is_terminated_takes_everything_back(
     assert "what it had submitted is cancelled" in printed
     assert "the jobs go on" not in printed
     run = Run(next((tmp_path / "runs").glob("tiny-*")))
+    time.sleep(5)  # an sbatch that was left alone would have sent its array by now
     wait_for(lambda: not queue(cluster, run), "the queue to be empty", 60)
